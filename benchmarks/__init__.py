@@ -1,0 +1,1 @@
+"""What people run: check, diff, bench, and the command line around them."""

@@ -1,0 +1,1 @@
+"""What both sides must agree on: NumPy and the standard library only, neither torch nor jax."""

@@ -1,0 +1,88 @@
+"""The problem: an MLP x = gelu(x @ W[l] + b[l]) and the mean squared error, with its numbers drawn in NumPy.
+
+Parameters are drawn once, as the full model, from a seed that does not depend on the number of ranks; every side
+slices the same arrays. A seed set anew in each shard, or a scale by 1/sqrt(local width), would make another model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+DTYPES = ("float64", "float32", "bfloat16")
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
+
+
+class Layer(NamedTuple):
+    """One layer: w[in, out] and b[out], of NumPy arrays, torch tensors or jax arrays (to jax, a pytree)."""
+
+    w: Any
+    b: Any
+
+
+class Batch(NamedTuple):
+    """x[B, D], y[B, D], and weight[B, 1]: the factor of a sample's squared errors in the loss.
+
+    weight is 1 / (number of true samples * D), so that sum(weight * (out - y)^2) is the mean over the true samples
+    however they are spread over ranks; a row that only pads a shard to the common size has weight 0.
+    """
+
+    x: Any
+    y: Any
+    weight: Any
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes of the lecture's MLP by default. dtype is that of parameters, activations, gradients and optimizer state."""
+
+    batch: int = 128
+    width: int = 1024
+    layers: int = 4
+    dtype: str = "float32"
+    seed: int = 0
+
+    def parameters(self) -> list[Layer]:
+        """The full model in float64: w ~ N(0, 1/D), and biases that are not zero, lest a lost one go unnoticed."""
+        rng = np.random.default_rng([self.seed, 0])
+        d = self.width
+        return [
+            Layer(rng.standard_normal((d, d)) / np.sqrt(d), 0.1 * rng.standard_normal(d)) for _ in range(self.layers)
+        ]
+
+    def data(self, step: int) -> Batch:
+        """The global batch of a training step in float64; every step has its own."""
+        rng = np.random.default_rng([self.seed, 1, step])
+        x, y = rng.standard_normal((2, self.batch, self.width))
+        return Batch(x, y, np.full((self.batch, 1), 1 / (self.batch * self.width)))
+
+
+def split_sizes(total: int, parts: int) -> list[int]:
+    """Sizes of `parts` contiguous shares of `total`, as equal as can be, the larger ones first: 10 in 4 = 3, 3, 2, 2."""
+    return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+def split_slices(total: int, parts: int) -> list[slice]:
+    """The shares of `split_sizes` as slices."""
+    ends = np.cumsum([0, *split_sizes(total, parts)]).tolist()
+    return [slice(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def pad_batch(batch: Batch, parts: int) -> Batch:
+    """The batch in `parts` shares of one common size, for frameworks that need equal shards.
+
+    [B, ...] -> [parts * ceil(B / parts), ...]: each share of `split_slices` is filled up with rows of zeros, whose
+    weight is 0, so loss and gradients do not change. Returned as it is where `parts` divides B.
+    """
+    rows = len(batch.x)
+    if rows % parts == 0:
+        return batch
+    size = -(-rows // parts)
+
+    def pad(a: np.ndarray) -> np.ndarray:
+        shares = [a[s] for s in split_slices(rows, parts)]
+        return np.concatenate([np.pad(s, ((0, size - len(s)), (0, 0))) for s in shares])
+
+    return Batch(*map(pad, batch))

@@ -1,0 +1,108 @@
+"""Pipeline schedules as data: which stage does what in which tick. Made, printed and checked without any process.
+
+A tick is the time of one microbatch's forward or backward pass through one stage; both are counted as equal. Every
+stage does at most one action a tick; the rest is the bubble.
+
+GPipe (Huang et al., 1811.06965): all forward passes, then all backward passes. With p stages and m microbatches it
+takes 2 (m + p - 1) ticks, of which each stage works 2 m, so the bubble is (p - 1) / (m + p - 1).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import NamedTuple
+
+
+class Action(NamedTuple):
+    """Forward or backward pass of one microbatch through one stage. Prints as F0, B3."""
+
+    kind: str  # "forward" or "backward"
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind[0].upper()}{self.microbatch}"
+
+
+Schedule = tuple[tuple[Action | None, ...], ...]  # schedule[tick][stage]
+
+
+def naive(stages: int) -> Schedule:
+    """One microbatch, the whole batch: exactly one stage works at any time."""
+    return gpipe(stages, 1)
+
+
+def gpipe(stages: int, microbatches: int) -> Schedule:
+    """All forward passes, then all backward passes, both in the order of the microbatches."""
+    if stages < 1 or microbatches < 1:
+        raise ValueError(f"a schedule needs at least 1 stage and 1 microbatch, got {stages} and {microbatches}")
+    ticks = range(microbatches + stages - 1)
+
+    def row(kind: str, starts: list[int], tick: int) -> tuple[Action | None, ...]:
+        return tuple(Action(kind, tick - s) if 0 <= tick - s < microbatches else None for s in starts)
+
+    down = list(range(stages))  # stage s starts s ticks after stage 0; backward, s ticks after the last stage
+    return tuple(row("forward", down, t) for t in ticks) + tuple(row("backward", down[::-1], t) for t in ticks)
+
+
+def actions(schedule: Schedule, stage: int) -> list[Action]:
+    """What one stage does, in order."""
+    return [row[stage] for row in schedule if row[stage] is not None]  # type: ignore[misc]
+
+
+def bubble_fraction(schedule: Schedule) -> Fraction:
+    """Idle stage-ticks over all stage-ticks, counted."""
+    cells = [action for row in schedule for action in row]
+    return Fraction(sum(action is None for action in cells), len(cells))
+
+
+def gpipe_bubble_fraction(stages: int, microbatches: int) -> Fraction:
+    """The closed form (p - 1) / (m + p - 1)."""
+    return Fraction(stages - 1, microbatches + stages - 1)
+
+
+def table(schedule: Schedule) -> str:
+    """One row a stage, one column a tick; '.' is the bubble."""
+    cells = [[str(action or ".") for action in column] for column in zip(*schedule, strict=True)]
+    width = max(len(cell) for row in cells for cell in row)
+    label = len(f"stage {len(cells) - 1}")
+    return "\n".join(
+        f"stage {stage}".ljust(label) + "  " + " ".join(cell.ljust(width) for cell in row).rstrip()
+        for stage, row in enumerate(cells)
+    )
+
+
+def check(schedule: Schedule, microbatches: int) -> None:
+    """Raise ValueError unless the schedule is complete and every action happens after what it needs.
+
+    The forward pass of microbatch i on stage s needs that of stage s - 1, the backward pass on s needs that of s + 1 and
+    the forward pass on s, each in an earlier tick. Every stage runs every pass exactly once.
+    """
+    stages = len(schedule[0])
+    done: dict[tuple[str, int, int], int] = {}  # (kind, microbatch, stage) -> tick
+    for tick, row in enumerate(schedule):
+        if len(row) != stages:
+            raise ValueError(f"tick {tick} has {len(row)} stages, tick 0 has {stages}")
+        for stage, action in enumerate(row):
+            if action is None:
+                continue
+            key = (action.kind, action.microbatch, stage)
+            if key in done:
+                raise ValueError(f"{action} runs twice on stage {stage}: in ticks {done[key]} and {tick}")
+            for need in _needs(action, stage, stages):
+                if done.get(need, tick) >= tick:
+                    before = Action(need[0], need[1])
+                    raise ValueError(f"tick {tick}: {action} on stage {stage} runs before {before} on stage {need[2]}")
+            done[key] = tick
+    wanted = {(k, m, s) for k in ("forward", "backward") for m in range(microbatches) for s in range(stages)}
+    if missing := sorted(wanted - done.keys()):
+        kind, microbatch, stage = missing[0]
+        raise ValueError(f"{len(missing)} passes are missing, first {Action(kind, microbatch)} on stage {stage}")
+    if extra := sorted(done.keys() - wanted):
+        raise ValueError(f"unknown pass {Action(*extra[0][:2])} on stage {extra[0][2]} of {microbatches} microbatches")
+
+
+def _needs(action: Action, stage: int, stages: int) -> list[tuple[str, int, int]]:
+    if action.kind == "forward":
+        return [("forward", action.microbatch, stage - 1)] if stage else []
+    needs = [("forward", action.microbatch, stage)]
+    return [*needs, ("backward", action.microbatch, stage + 1)] if stage + 1 < stages else needs

@@ -1,0 +1,1 @@
+"""No collective written: sharding rules are stated and XLA derives the communication."""

@@ -1,0 +1,1 @@
+"""Forward collectives written with shard_map; backward ones follow by transposition."""

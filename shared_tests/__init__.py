@@ -1,0 +1,1 @@
+"""One suite over (implementation, strategy, mesh, dtype)."""

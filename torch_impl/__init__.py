@@ -1,0 +1,1 @@
+"""The explicit side: torch.distributed, every collective written out."""
