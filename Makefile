@@ -1,0 +1,35 @@
+# `make demo` or `make test` alone does everything on a fresh machine: each makes .venv first.
+PYTHON ?= python3
+EXTRAS ?= compilers,dev
+BIN := .venv/bin
+STAMP := .venv/.installed-$(EXTRAS)
+
+.PHONY: install demo test lint format clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("shardiff needs Python 3.11 or newer, and $(PYTHON) is %d.%d: make PYTHON=python3.12 ..." % v[:2])'
+	@echo "Installing shardiff[$(EXTRAS)] into .venv (a few minutes the first time)"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
+
+demo: install
+	@$(BIN)/shardiff check
+
+test: install
+	@$(BIN)/python -m pytest
+
+lint: install
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+
+format: install
+	@$(BIN)/ruff check --fix
+	@$(BIN)/ruff format
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache
