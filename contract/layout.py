@@ -54,23 +54,25 @@ def cut(params: Sequence[Layer], parts: Sequence[Part]) -> list[Layer]:
 def merge(run: Run, shards: Sequence[Sequence[Layer]]) -> list[Layer]:
     """Full parameters from every rank's shards: the inverse of `cut` over all ranks.
 
-    Where ranks hold replicas the lowest rank's is taken; that replicas agree is for `Shard.digests` to show.
-    Raises ValueError if a shard does not have the shape that the layout gives it.
+    Where ranks hold replicas the lowest rank's is taken, so the others may be None; that replicas agree is for
+    `Shard.digests` to show. Raises ValueError if a shard does not have the shape that the layout gives it.
     """
-    d = run.problem.width
-    full: list[Layer | None] = [None] * run.problem.layers
-    for rank, parts in reversed(list(enumerate(layout(run)))):
+    d, dtype = run.problem.width, next(a.dtype for rank in shards for layer in rank for a in layer if a is not None)
+    full = [Layer(np.full((d, d), np.nan, dtype), np.full(d, np.nan, dtype)) for _ in range(run.problem.layers)]
+    for rank, (parts, owner) in enumerate(zip(layout(run), owned(run), strict=True)):
         if len(parts) != len(shards[rank]):
             raise ValueError(f"rank {rank} holds {len(shards[rank])} layers where the layout says {len(parts)}")
-        for part, (w, b) in zip(parts, shards[rank], strict=True):
-            layer = full[part.layer] or Layer(np.empty((d, d), w.dtype), np.empty(d, b.dtype))
-            full[part.layer] = layer
-            for name, whole, index, shard in zip(names(part), layer, part[1:], (w, b), strict=True):
+        for part, layer, owns in zip(parts, shards[rank], owner, strict=True):
+            for name, whole, index, shard, own in zip(
+                names(part), full[part.layer], part[1:], layer, owns, strict=True
+            ):
+                if not own:
+                    continue
                 if whole[index].shape != shard.shape:
                     want = whole[index].shape
                     raise ValueError(f"rank {rank} holds {name} as {shard.shape} where the layout says {want}")
                 whole[index] = shard
-    return [layer for layer in full if layer is not None]
+    return full
 
 
 def owned(run: Run) -> list[list[tuple[bool, bool]]]:

@@ -1,0 +1,163 @@
+"""What counts as equal: how far a run is from the reference, how far it may be, and what else must hold of it.
+
+A run's dtype is what bounds its error. float64 and float32: fixed limits. bfloat16 rounds so coarsely that a fixed
+limit would either reject correct runs or accept wrong ones; the limit is twice the error that the same framework makes
+in bfloat16 on a single device, where nothing is communicated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from contract.layout import layout, names
+from contract.problem import Layer
+from contract.strategy import Run, RunResult
+
+LIMITS = {"float64": 1e-12, "float32": 1e-5}
+BFLOAT16_ROUNDOFF = 2.0**-8  # 8 bits of significand: the least that two correct bfloat16 scalars may be apart
+CLAIMS = ("loss", "gradients", "gradient norm", "parameters", "optimizer state")
+SCALARS = ("loss", "gradient norm")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """errors: claim -> error, for every one of CLAIMS. failures: a line for each thing that does not hold."""
+
+    errors: dict[str, float]
+    failures: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+
+def prove(run: Run, got: RunResult, want: RunResult, own: RunResult | None = None) -> Proof:
+    """Hold `got` to the reference's result `want`. own: the same framework's single-device run, for bfloat16 only."""
+    errors = distances(got, want)
+    bounds = limits(run.problem.dtype, distances(own, want) if own else None)
+    failures = wrong_shards(run, got) + differing_replicas(run, got)
+    for claim, distance in errors.items():
+        if not distance <= bounds[claim]:  # so that NaN fails
+            where = worst(got, want, claim)
+            failures.append(f"{claim}: error {distance:.2g}, at most {bounds[claim]:.2g} allowed; largest in {where}")
+    return Proof(errors, tuple(failures))
+
+
+def error(got: Sequence[Layer], want: Sequence[Layer]) -> float:
+    """||got - want|| / ||want|| in float64, over all layers as one vector.
+
+    Infinite where the shapes differ, or where want is zero and got is not; NaN or infinite where got is.
+    """
+    if len(got) != len(want):
+        return math.inf
+    return _error([pair for g, w in zip(got, want, strict=True) for pair in zip(g, w, strict=True)])
+
+
+def scalar_error(got: np.ndarray, want: np.ndarray) -> float:
+    """The largest |got - want| / |want| over the steps; infinite where their number differs."""
+    if np.shape(got) != np.shape(want):
+        return math.inf
+    steps = zip(got.tolist(), want.tolist(), strict=True)
+    return float(np.max([_ratio(abs(g - w), abs(w)) for g, w in steps]))  # np.max keeps NaN, max need not
+
+
+def distances(got: RunResult, want: RunResult) -> dict[str, float]:
+    """Claim -> error. The optimizer's state counts with its worst slot, lest a large one cover for a small one."""
+    slots = [error(got.optimizer_state.get(slot, []), layers) for slot, layers in want.optimizer_state.items()]
+    return {
+        "loss": scalar_error(got.losses, want.losses),
+        "gradients": error(got.grads, want.grads),
+        "gradient norm": scalar_error(got.grad_norms, want.grad_norms),
+        "parameters": error(got.params, want.params),
+        "optimizer state": float(np.max(slots)),
+    }
+
+
+def limits(dtype: str, own: Mapping[str, float] | None = None) -> dict[str, float]:
+    """Claim -> the largest error allowed. own: the errors of the single-device run, needed for bfloat16.
+
+    A scalar's own error can be almost zero by luck, so for those the limit is never less than one unit roundoff.
+    """
+    if dtype != "bfloat16":
+        return dict.fromkeys(CLAIMS, LIMITS[dtype])
+    if own is None:
+        raise ValueError("a bfloat16 run is judged by the error of a single-device bfloat16 run: pass its errors")
+    twice = {claim: 2 * own[claim] for claim in CLAIMS}
+    return {c: float(np.maximum(twice[c], BFLOAT16_ROUNDOFF)) if c in SCALARS else twice[c] for c in CLAIMS}
+
+
+def worst(got: RunResult, want: RunResult, claim: str) -> str:
+    """Where a claim is furthest off: the tensor's name, or for a scalar the step."""
+    if claim in SCALARS:
+        g, w = (got.losses, want.losses) if claim == "loss" else (got.grad_norms, want.grad_norms)
+        if np.shape(g) != np.shape(w):
+            return f"their number, {len(g)} instead of {len(w)}"
+        return f"step {np.argmax([scalar_error(g[i : i + 1], w[i : i + 1]) for i in range(len(w))])}"
+    groups = {
+        "gradients": {"": (got.grads, want.grads)},
+        "parameters": {"": (got.params, want.params)},
+        "optimizer state": {f"{s} of ": (got.optimizer_state.get(s, []), v) for s, v in want.optimizer_state.items()},
+    }
+    tensors = {}
+    for prefix, (g, w) in groups[claim].items():
+        if len(g) != len(w):
+            return f"{prefix}the layers, {len(g)} instead of {len(w)}"
+        for layer, pair in enumerate(zip(g, w, strict=True)):
+            for kind, a, b in zip("wb", *pair, strict=True):
+                tensors[f"{prefix}{kind}{layer}"] = _error([(a, b)])
+    return list(tensors)[int(np.argmax(list(tensors.values())))]  # argmax takes the first NaN, if there is one
+
+
+def wrong_shards(run: Run, got: RunResult) -> list[str]:
+    """Every rank must hold the parameters that the layout gives it, all of them in the run's dtype."""
+    if len(got.shards) != run.degree:
+        return [f"shards: {len(got.shards)} ranks reported theirs, not {run.degree}"]
+    failures = []
+    for rank, parts in enumerate(layout(run)):
+        held, due = got.shards[rank], {name for part in parts for name in names(part)}
+        if held.keys() != due:
+            failures.append(f"shards: rank {rank} holds {' '.join(sorted(held))}, not {' '.join(sorted(due))}")
+        for name, shard in held.items():
+            if shard.dtype != run.problem.dtype:
+                failures.append(f"dtype: {name} on rank {rank} is {shard.dtype}, not {run.problem.dtype}")
+    return failures[:1]
+
+
+def differing_replicas(run: Run, got: RunResult) -> list[str]:
+    """Ranks that hold the same part must hold the same bits, at the start and after every step."""
+    first: dict[tuple[str, str], tuple[int, tuple[str, ...]]] = {}
+    for rank, (parts, held) in enumerate(zip(layout(run), got.shards, strict=False)):
+        for name, index in [pair for part in parts for pair in zip(names(part), part[1:], strict=True)]:
+            if name not in held:
+                continue  # said by wrong_shards
+            digests = held[name].digests
+            if len(digests) != run.steps + 1:
+                return [f"replicas: {name} on rank {rank} has {len(digests)} digests, not {run.steps + 1}"]
+            other, kept = first.setdefault((name, str(index)), (rank, digests))
+            if digests != kept:
+                step = [a == b for a, b in zip(digests, kept, strict=True)].index(False)
+                return [f"replicas: {name} differs between ranks {other} and {rank} after {step} steps"]
+    return []
+
+
+def _error(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
+    if any(np.shape(g) != np.shape(w) for g, w in pairs):
+        return math.inf
+    with np.errstate(all="ignore"):  # what overflows is an answer, infinity
+        off = math.sqrt(sum(_square(np.asarray(g, np.float64) - w) for g, w in pairs))
+    return _ratio(off, math.sqrt(sum(_square(w) for _, w in pairs)))
+
+
+def _square(a: np.ndarray) -> float:
+    flat = np.ravel(a)
+    return float(flat @ flat)
+
+
+def _ratio(off: float, of: float) -> float:
+    if of:
+        return off / of
+    return off if off == 0 or math.isnan(off) else math.inf

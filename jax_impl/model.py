@@ -1,0 +1,102 @@
+"""The MLP in flax.nnx with logical axis names on its parameters, and the parts that every strategy shares.
+
+A logical axis says what a dim is, not where it lies; a strategy's rules map it to a mesh axis or to none. Layers come in
+pairs as in Megatron's MLP: an even one goes "up" (up_in -> up_out), an odd one "down" (down_in -> down_out).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from contract.problem import Batch, Layer, split_slices
+
+LOGICAL_AXES = ("batch", "features", "stage", "up_in", "up_out", "down_in", "down_out")
+
+
+class Linear(nnx.Module):
+    """w[in, out] and b[out], or with a dim of stages in front of each."""
+
+    def __init__(self, layer: Layer, names: tuple[str, str]):
+        stage = ("stage",) if layer.w.ndim == 3 else ()
+        self.w = nnx.Param(layer.w, out_sharding=(*stage, *names), eager_sharding=False)
+        self.b = nnx.Param(layer.b, out_sharding=(*stage, names[1]), eager_sharding=False)
+
+    def __call__(self, x: Array) -> Array:
+        """Y[B, F] = X[B, D] @ W[D, F]."""
+        return x @ self.w[...] + self.b[...]
+
+
+class MLP(nnx.Module):
+    """x = gelu(x @ w + b) for every layer. Built on given parameters, because all sides start from the same."""
+
+    def __init__(self, params: list[Layer]):
+        pair = (("up_in", "up_out"), ("down_in", "down_out"))
+        self.layers = nnx.List([Linear(layer, pair[i % 2]) for i, layer in enumerate(params)])
+
+    def __call__(self, x: Array) -> Array:
+        for layer in self.layers:
+            x = gelu(layer(x))
+        return x
+
+
+def gelu(x: Array) -> Array:
+    """z Phi(z) by erf, not by tanh; any shape, elementwise."""
+    return jax.nn.gelu(x, approximate=False)
+
+
+def squared_error(out: Array, batch: Batch) -> Array:
+    """sum(weight * (out - y)^2), a scalar in the weight's dtype: these rows' and columns' share of the global mean."""
+    residual = (out - batch.y).astype(batch.weight.dtype)
+    return jnp.sum(batch.weight * jnp.square(residual))
+
+
+def annotations(params: list[Layer], rules: Mapping[str, str]) -> list[Layer]:
+    """The PartitionSpec of every parameter, from its logical axis names and `rules`; axes without a rule are whole."""
+    every = tuple((name, rules.get(name)) for name in LOGICAL_AXES)
+    model = nnx.eval_shape(lambda: MLP(params))
+    with nnx.logical_axis_rules(every):
+        specs = nnx.get_partition_spec(nnx.state(model))
+    return [Layer(specs["layers"][i]["w"].get_value(), specs["layers"][i]["b"].get_value()) for i in range(len(params))]
+
+
+def batch_annotations(rules: Mapping[str, str]) -> Batch:
+    """The PartitionSpecs of x[batch, up_in], y[batch, features] and weight[batch, 1]."""
+    rows = rules.get("batch")
+    return Batch(PartitionSpec(rows), PartitionSpec(rows, rules.get("features")), PartitionSpec(rows))
+
+
+def place(tree, specs, mesh: Mesh):
+    """Arrays on the devices of `mesh`, each split as its PartitionSpec says."""
+    return jax.device_put(tree, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
+
+
+def stack_stages(params: list[Layer], stages: int) -> list[Layer]:
+    """Layer j of every stage stacked over stages: w[D, D] -> w[stages, D, D], for as many j as the longest stage has.
+
+    A stage with fewer layers is filled up with zeros, which `is_layer` tells apart.
+    """
+    split = [params[s] for s in split_slices(len(params), stages)]
+    longest = len(split[0])
+    zeros = Layer(*map(np.zeros_like, params[0]))
+    return [
+        Layer(*map(np.stack, zip(*(stage[j] if j < len(stage) else zeros for stage in split), strict=True)))
+        for j in range(longest)
+    ]
+
+
+def is_layer(num_layers: int, stages: int) -> np.ndarray:
+    """[stages, longest] bool: whether stage s has a layer j."""
+    sizes = [s.stop - s.start for s in split_slices(num_layers, stages)]
+    return np.arange(max(sizes)) < np.array(sizes)[:, None]
+
+
+def split_microbatches(batch: Batch, microbatches: int) -> Batch:
+    """[m b, D] -> [m, b, D] of each array, for a batch that `pad_batch` has made divisible."""
+    return Batch(*(a.reshape(microbatches, -1, a.shape[-1]) for a in batch))

@@ -1,0 +1,176 @@
+"""Train with JAX, shard_map or annotations alone: `run(Run) -> RunResult`, and the step that is compiled for it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from contract.layout import layout, merge, names, owned
+from contract.optimizer import SLOTS, AdamW, Sgd
+from contract.problem import Batch, Layer
+from contract.strategy import AXES, Run, RunResult, Shard
+from jax_impl.devices import devices
+
+STATE_KEYS = {"momentum": "trace", "m": "mu", "v": "nu"}  # our slots -> optax's
+
+
+def run(run: Run) -> RunResult:
+    """Train `run` on devices of this process and gather the full arrays. `jax_impl.devices.prepare` makes the devices."""
+    with jax.enable_x64(run.problem.dtype == "float64"), jax.default_matmul_precision("highest"):
+        return train(run)
+
+
+def train(run: Run) -> RunResult:
+    """The loop itself; precision is the caller's."""
+    strategy = load(run)
+    mesh = make_mesh(run, devices(run.degree, run.device))
+    params = make_params(strategy, mesh, run)
+    optimizer = make_optimizer(run)
+    step = compile_step(strategy, mesh, run, optimizer, params)
+    state = jax.jit(optimizer.init, out_shardings=state_shardings(optimizer, params, mesh))(params)
+
+    losses, grad_norms, digests, first_grads = [], [], [shard_digests(params, mesh, run)], []
+    for i in range(run.steps):
+        loss, grads, params, state = step(params, state, make_batch(strategy, mesh, run, i))
+        losses.append(float(loss))
+        grads = to_numpy(grads, mesh, run)
+        grad_norms.append(np.sqrt(sum(np.sum(np.square(a, dtype=np.float64)) for layer in grads for a in layer)))
+        if i == 0:
+            first_grads = grads
+        digests.append(shard_digests(params, mesh, run))
+    return RunResult(
+        losses=np.array(losses),
+        grads=first_grads,
+        grad_norms=np.array(grad_norms),
+        params=to_numpy(params, mesh, run),
+        optimizer_state={
+            slot: to_numpy(optax.tree.get(state, STATE_KEYS[slot]), mesh, run) for slot in SLOTS[run.optimizer]
+        },
+        shards=shards(params, mesh, run, digests),
+    )
+
+
+def load(run: Run) -> Any:
+    """The strategy's module."""
+    return importlib.import_module(f"jax_impl.{run.implementation}.{run.strategy}")
+
+
+def make_mesh(run: Run, devices: list[Any]) -> Mesh:
+    """A mesh of one axis over `devices`, whose shardings the compiler propagates (Auto), not the type system."""
+    return jax.make_mesh((run.degree,), (AXES[run.strategy] or "one",), axis_types=(AxisType.Auto,), devices=devices)
+
+
+def make_params(strategy: Any, mesh: Mesh, run: Run) -> list[Layer]:
+    """The initial parameters on the devices of the mesh, split as the strategy says."""
+    full = [Layer(*(cast(a, run.problem.dtype) for a in layer)) for layer in run.problem.parameters()]
+    return strategy.split_params(full, mesh, run)
+
+
+def make_batch(strategy: Any, mesh: Mesh, run: Run, step: int) -> Batch:
+    """A step's batch, split as the strategy says. The weights, hence the loss, are in float32 at least."""
+    x, y, weight = run.problem.data(step)
+    dtype = run.problem.dtype
+    full = Batch(cast(x, dtype), cast(y, dtype), cast(weight, "float64" if dtype == "float64" else "float32"))
+    return strategy.split_batch(full, mesh, run)
+
+
+def make_optimizer(run: Run) -> optax.GradientTransformation:
+    """optax's, with the hyperparameters of `contract.optimizer`."""
+    if run.optimizer == "sgd":
+        sgd = Sgd()
+        return optax.sgd(sgd.lr, sgd.momentum)
+    adamw = AdamW()
+    return optax.adamw(adamw.lr, adamw.b1, adamw.b2, adamw.eps, weight_decay=adamw.weight_decay)
+
+
+def make_step(strategy: Any, mesh: Mesh, run: Run, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
+    """One training step, not yet compiled: (params, state, batch) -> (loss, grads, params, state)."""
+
+    def step(params: list[Layer], state: Any, batch: Batch) -> tuple[Any, list[Layer], list[Layer], Any]:
+        loss, grads = strategy.loss_and_grads(params, batch, mesh, run)
+        updates, state = optimizer.update(grads, state, params)
+        return loss, grads, optax.apply_updates(params, updates), state
+
+    return step
+
+
+def compile_step(
+    strategy: Any, mesh: Mesh, run: Run, optimizer: optax.GradientTransformation, params: list[Layer]
+) -> Callable[..., Any]:
+    """The step under jit, with the shardings of everything stated, and the memory of what it replaces given back."""
+    of_params = jax.tree.map(lambda p: p.sharding, params)
+    of_state = state_shardings(optimizer, params, mesh)
+    of_batch = jax.tree.map(lambda a: a.sharding, make_batch(strategy, mesh, run, 0))
+    return jax.jit(
+        make_step(strategy, mesh, run, optimizer),
+        in_shardings=(of_params, of_state, of_batch),
+        out_shardings=(NamedSharding(mesh, P()), of_params, of_params, of_state),
+        donate_argnums=(0, 1),
+    )
+
+
+def state_shardings(optimizer: optax.GradientTransformation, params: list[Layer], mesh: Mesh) -> Any:
+    """The optimizer's state is split as the parameters are; its step counter is whole."""
+    state = jax.eval_shape(optimizer.init, params)
+    return optax.tree_utils.tree_map_params(
+        optimizer, lambda _, p: p.sharding, state, params, transform_non_params=lambda _: NamedSharding(mesh, P())
+    )
+
+
+def cast(array: np.ndarray, dtype: str) -> np.ndarray:
+    """A float64 array in `dtype`; to bfloat16 by way of float32, as torch goes."""
+    return array.astype(np.float32).astype(jnp.bfloat16) if dtype == "bfloat16" else array.astype(dtype)
+
+
+def local_layers(params: list[Layer], mesh: Mesh, run: Run, rank: int) -> list[Layer]:
+    """What one rank holds, as NumPy arrays in the order of `contract.layout`; without what only fills up a stack."""
+    device = mesh.devices.flat[rank]
+
+    def local(array: jax.Array) -> np.ndarray:
+        shard = next(s for s in array.addressable_shards if s.device == device)
+        data = np.asarray(shard.data)
+        return data[0] if run.strategy == "pipeline_parallel" else data
+
+    return [Layer(*map(local, layer)) for _, layer in zip(layout(run)[rank], params, strict=False)]
+
+
+def to_numpy(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
+    """Full NumPy arrays from the shards; bfloat16 widened to float32."""
+
+    def widen(a: np.ndarray) -> np.ndarray:
+        return a.astype(np.float32) if a.dtype == jnp.bfloat16 else a
+
+    return merge(run, [[Layer(*map(widen, x)) for x in local_layers(params, mesh, run, r)] for r in range(run.degree)])
+
+
+def shard_digests(params: list[Layer], mesh: Mesh, run: Run) -> list[dict[str, str]]:
+    """For each rank, parameter name -> digest of the bits of its shard."""
+    return [
+        {
+            name: hashlib.blake2b(np.ascontiguousarray(a).view(np.uint8), digest_size=8).hexdigest()
+            for part, layer in zip(parts, local_layers(params, mesh, run, rank), strict=True)
+            for name, a in zip(names(part), layer, strict=True)
+        }
+        for rank, parts in enumerate(layout(run))
+    ]
+
+
+def shards(params: list[Layer], mesh: Mesh, run: Run, digests: list[list[dict[str, str]]]) -> list[dict[str, Shard]]:
+    """For each rank, parameter name -> Shard."""
+    return [
+        {
+            name: Shard(a.shape, str(a.dtype), a.nbytes, tuple(step[rank][name] for step in digests))
+            for part, layer in zip(parts, local_layers(params, mesh, run, rank), strict=True)
+            for name, a in zip(names(part), layer, strict=True)
+        }
+        for rank, parts in enumerate(layout(run))
+    ]

@@ -1,0 +1,169 @@
+"""The eight collectives over the ranks of a group, and the autograd pairs made of them.
+
+The pictures show ranks 0 and 1 before and after. `A0 A1` are the two blocks of rank 0's tensor along `dim`, `+` is the
+elementwise sum, `.` is nothing. S is the payload in bytes as nccl-tests counts it; wire is what a rank must send.
+Ranks, roots included, are those of the group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+
+def broadcast(x: Tensor, root: int, group: ProcessGroup) -> Tensor:
+    """Everyone gets the root's tensor, in place. S = x, wire S.
+
+    rank 0: A      =>  A
+    rank 1: .      =>  A
+    """
+    dist.broadcast(x, group_src=root, group=group)
+    return x
+
+
+def scatter(x: Tensor | None, root: int, group: ProcessGroup, like: Tensor) -> Tensor:
+    """Rank r gets block r of the root's tensor, shaped as `like`. S = the root's tensor, wire (n-1)/n S.
+
+    rank 0: A0 A1  =>  A0
+    rank 1: .      =>  A1
+    """
+    blocks = None if x is None else [block.contiguous() for block in x.chunk(group.size())]
+    out = torch.empty_like(like)
+    dist.scatter(out, blocks, group_src=root, group=group)
+    return out
+
+
+def gather(x: Tensor, root: int, group: ProcessGroup) -> Tensor | None:
+    """The root gets every rank's tensor, concatenated; the others None. S = the root's result, wire (n-1)/n S.
+
+    rank 0: A      =>  A B
+    rank 1: B      =>  .
+    """
+    blocks = [torch.empty_like(x) for _ in range(group.size())] if group.rank() == root else None
+    dist.gather(x, blocks, group_dst=root, group=group)
+    return None if blocks is None else torch.cat(blocks)
+
+
+def reduce(x: Tensor, root: int, group: ProcessGroup) -> Tensor | None:
+    """The root gets the sum, in place; the others None. S = x, wire S.
+
+    rank 0: A      =>  A+B
+    rank 1: B      =>  .
+    """
+    dist.reduce(x, group_dst=root, group=group)
+    return x if group.rank() == root else None
+
+
+def all_gather(x: Tensor, group: ProcessGroup, dim: int = 0) -> Tensor:
+    """Everyone gets every rank's tensor, concatenated along `dim`. S = the result, wire (n-1)/n S.
+
+    rank 0: A      =>  A B
+    rank 1: B      =>  A B
+    """
+    blocks = x.new_empty(group.size(), *x.shape)
+    dist.all_gather_into_tensor(blocks, x.contiguous(), group=group)
+    return blocks.movedim(0, dim).flatten(dim, dim + 1)
+
+
+def reduce_scatter(x: Tensor, group: ProcessGroup, dim: int = 0) -> Tensor:
+    """Rank r gets block r of the sum; `dim` must divide by n. S = x, wire (n-1)/n S.
+
+    rank 0: A0 A1  =>  A0+B0
+    rank 1: B0 B1  =>  A1+B1
+    """
+    blocks = x.unflatten(dim, (group.size(), -1)).movedim(dim, 0).contiguous()
+    out = torch.empty_like(blocks[0])
+    dist.reduce_scatter_tensor(out, blocks, group=group)
+    return out
+
+
+def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Everyone gets the sum, in place. S = x, wire 2 (n-1)/n S: a reduce_scatter, then an all_gather.
+
+    rank 0: A      =>  A+B
+    rank 1: B      =>  A+B
+    """
+    dist.all_reduce(x, group=group)
+    return x
+
+
+def all_to_all(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Rank r gets block r of every rank's tensor: a transpose over ranks. S = x, wire (n-1)/n S.
+
+    rank 0: A0 A1  =>  A0 B0
+    rank 1: B0 B1  =>  A1 B1
+    """
+    out = torch.empty_like(x)
+    dist.all_to_all_single(out, x.contiguous(), group=group)
+    return out
+
+
+# The autograd pairs. Each is named after its two halves, forward_backward. The backward half is the transpose of the
+# forward half seen as a linear map over all ranks, given that the loss is the sum of what the ranks hold.
+
+
+class _AllGatherReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return all_gather(x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return reduce_scatter(grad, ctx.group, ctx.dim), None, None
+
+
+class _ReduceScatterAllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return reduce_scatter(x, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return all_gather(grad, ctx.group, ctx.dim), None, None
+
+
+class _IdentityAllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(grad.clone(memory_format=torch.contiguous_format), ctx.group), None
+
+
+class _AllReduceIdentity(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        return all_reduce(x.clone(memory_format=torch.contiguous_format), group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def all_gather_reduce_scatter(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
+    """Forward: gather the shards of a tensor. Backward: every rank used the whole, so sum their gradients and split."""
+    return _AllGatherReduceScatter.apply(x, group, dim)  # type: ignore[no-any-return]
+
+
+def reduce_scatter_all_gather(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
+    """Forward: sum partial results and split the sum. Backward: every rank's part got all shards, so gather them."""
+    return _ReduceScatterAllGather.apply(x, group, dim)  # type: ignore[no-any-return]
+
+
+def identity_all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Megatron's f (Shoeybi et al., 1909.08053). Forward: nothing, x is replicated. Backward: sum over the ranks' uses."""
+    return _IdentityAllReduce.apply(x, group)  # type: ignore[no-any-return]
+
+
+def all_reduce_identity(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Megatron's g. Forward: sum partial results. Backward: nothing, the gradient of the sum is everyone's already."""
+    return _AllReduceIdentity.apply(x, group)  # type: ignore[no-any-return]

@@ -1,0 +1,32 @@
+"""The MLP's parts that every strategy shares: activation, loss, and the handling of gradients."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contract.problem import Batch, Layer
+
+
+def gelu(x: Tensor) -> Tensor:
+    """z Phi(z) by erf, not by tanh; any shape, elementwise."""
+    return F.gelu(x, approximate="none")
+
+
+def squared_error(out: Tensor, batch: Batch) -> Tensor:
+    """sum(weight * (out - y)^2), a scalar in the weight's dtype: these rows' and columns' share of the global mean."""
+    residual = (out - batch.y).to(batch.weight.dtype)
+    return (batch.weight * residual.square()).sum()
+
+
+def clear_grads(params: list[Layer]) -> None:
+    """Forget the last step's gradients, so that the backward pass hands over its own buffers without a copy."""
+    for layer in params:
+        for p in layer:
+            p.grad = None
+
+
+def grads_of(params: list[Layer]) -> list[Layer]:
+    """The gradients that the backward pass left, split as the parameters are."""
+    return [Layer(w.grad, b.grad) for w, b in params]

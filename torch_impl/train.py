@@ -1,0 +1,175 @@
+"""Train with explicit collectives: `run(Run) -> RunResult`, and the part of it that every rank runs."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from contract.layout import layout, merge, names, owned
+from contract.optimizer import SLOTS, AdamW, Sgd
+from contract.problem import Batch, Layer
+from contract.strategy import AXES, Run, RunResult, Shard
+from torch_impl.launch import Workers, report_phase, run_on_ranks
+
+STATE_KEYS = {"momentum": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}  # our slots -> torch.optim's
+
+
+@dataclass
+class RankResult:
+    """One rank's share of a RunResult. Arrays that a lower rank holds too are None; digests[k][name] after k steps."""
+
+    losses: list[float]
+    grads: list[Layer]
+    squared_norms: list[float]
+    params: list[Layer] = field(default_factory=list)
+    optimizer_state: dict[str, list[Layer]] = field(default_factory=dict)
+    shapes: dict[str, tuple[tuple[int, ...], str, int]] = field(default_factory=dict)
+    digests: list[dict[str, str]] = field(default_factory=list)
+
+
+def run(run: Run, workers: Workers | None = None) -> RunResult:
+    """Train `run` and gather the full arrays. Raises WorkerError if a rank fails.
+
+    workers: a pool to run in; without one, the processes that torchrun started, else new ones for this run alone.
+    """
+    if workers is None:
+        ranks = run_on_ranks(train, run, world_size=run.degree, device=run.device)
+    else:
+        ranks = workers.call(train, run, world_size=run.degree)
+    return assemble(run, ranks)
+
+
+def assemble(run: Run, ranks: list[RankResult]) -> RunResult:
+    """One result from every rank's. The loss is rank 0's; that it is everyone's is checked."""
+    for rank, result in enumerate(ranks):
+        if result.losses != ranks[0].losses:
+            raise AssertionError(f"rank {rank} has losses {result.losses}, rank 0 {ranks[0].losses}")
+    return RunResult(
+        losses=np.array(ranks[0].losses),
+        grads=merge(run, [r.grads for r in ranks]),
+        grad_norms=np.sqrt(np.sum([r.squared_norms for r in ranks], axis=0)),
+        params=merge(run, [r.params for r in ranks]),
+        optimizer_state={s: merge(run, [r.optimizer_state[s] for r in ranks]) for s in SLOTS[run.optimizer]},
+        shards=[
+            {name: Shard(*shape, tuple(step[name] for step in r.digests)) for name, shape in r.shapes.items()}
+            for r in ranks
+        ],
+    )
+
+
+def train(device: torch.device, run: Run) -> RankResult:
+    """What every rank runs, inside a process group of run.degree ranks."""
+    strategy = importlib.import_module(f"torch_impl.{run.strategy}")
+    torch.set_float32_matmul_precision("highest")  # float32 means float32: no TF32
+    mesh = init_device_mesh(device.type, (run.degree,), mesh_dim_names=(AXES[run.strategy] or "one",))
+    rank = dist.get_rank()
+    parts, owns = layout(run)[rank], owned(run)[rank]
+
+    params = make_params(strategy, mesh, run, device)
+    optimizer = make_optimizer(params, run)
+    named = {
+        name: p for part, layer in zip(parts, params, strict=True) for name, p in zip(names(part), layer, strict=True)
+    }
+    result = RankResult([], [], [], digests=[digests(named)])
+    result.shapes = {n: (tuple(p.shape), dtype_name(p), p.numel() * p.element_size()) for n, p in named.items()}
+    for step in range(run.steps):
+        batch = make_batch(strategy, mesh, run, step, device)
+        report_phase("forward")
+        loss, grads = strategy.loss_and_grads(params, batch, mesh, run)
+        result.losses.append(loss.item())
+        result.squared_norms.append(squared_norm(grads, owns))
+        if step == 0:
+            result.grads = to_numpy(grads, owns)
+        report_phase("update")
+        update(optimizer, params, grads)
+        result.digests.append(digests(named))
+    result.params = to_numpy(params, owns)
+    for slot in SLOTS[run.optimizer]:
+        state = [Layer(*(optimizer.state[p][STATE_KEYS[slot]] for p in layer)) for layer in params]
+        result.optimizer_state[slot] = to_numpy(state, owns)
+    return result
+
+
+def make_params(strategy: Any, mesh: DeviceMesh, run: Run, device: torch.device) -> list[Layer]:
+    """A rank's shards of the initial parameters, as leaves of autograd. Each has its own memory, not the full model's."""
+
+    def leaf(shard: Tensor) -> Tensor:
+        return shard.to(device, copy=True, memory_format=torch.contiguous_format).requires_grad_()
+
+    full = [Layer(*(tensor(a, run.problem.dtype) for a in layer)) for layer in run.problem.parameters()]
+    return [Layer(*map(leaf, layer)) for layer in strategy.split_params(full, mesh, run)]
+
+
+def make_batch(strategy: Any, mesh: DeviceMesh, run: Run, step: int, device: torch.device) -> Batch:
+    """A rank's shard of a step's batch. The weights, hence the loss, are in float32 at least."""
+    x, y, weight = run.problem.data(step)
+    dtype = run.problem.dtype
+    weight_dtype = "float64" if dtype == "float64" else "float32"
+    full = Batch(tensor(x, dtype), tensor(y, dtype), tensor(weight, weight_dtype))
+    return Batch(*(a.to(device).contiguous() for a in strategy.split_batch(full, mesh, run)))
+
+
+def make_optimizer(params: list[Layer], run: Run) -> torch.optim.Optimizer:
+    """torch.optim's, with the hyperparameters of `contract.optimizer`, over the shards of this rank."""
+    leaves = [p for layer in params for p in layer]
+    if run.optimizer == "sgd":
+        sgd = Sgd()
+        return torch.optim.SGD(leaves, lr=sgd.lr, momentum=sgd.momentum, fused=True)
+    adamw = AdamW()
+    return torch.optim.AdamW(
+        leaves, lr=adamw.lr, betas=(adamw.b1, adamw.b2), eps=adamw.eps, weight_decay=adamw.weight_decay, fused=True
+    )
+
+
+def update(optimizer: torch.optim.Optimizer, params: list[Layer], grads: list[Layer]) -> None:
+    """One optimizer step with these gradients."""
+    for layer, layer_grads in zip(params, grads, strict=True):
+        for p, grad in zip(layer, layer_grads, strict=True):
+            p.grad = grad
+    optimizer.step()
+
+
+def tensor(array: np.ndarray, dtype: str) -> Tensor:
+    """A float64 array in `dtype`; to bfloat16 by way of float32, as NumPy's bfloat16 goes."""
+    if dtype == "bfloat16":
+        return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
+    return torch.from_numpy(array.astype(dtype))
+
+
+def dtype_name(t: Tensor) -> str:
+    """float32, not torch.float32."""
+    return str(t.dtype).removeprefix("torch.")
+
+
+def to_numpy(layers: list[Layer], owns: list[tuple[bool, bool]]) -> list[Layer]:
+    """Copies in NumPy of what this rank is the lowest to hold, else None; bfloat16 widened to float32."""
+
+    def copy(t: Tensor, own: bool) -> np.ndarray | None:
+        if not own:
+            return None
+        t = t.detach().cpu()
+        return np.array((t.float() if t.dtype == torch.bfloat16 else t).numpy())
+
+    return [Layer(copy(w, own_w), copy(b, own_b)) for (w, b), (own_w, own_b) in zip(layers, owns, strict=True)]
+
+
+def squared_norm(layers: list[Layer], owns: list[tuple[bool, bool]]) -> float:
+    """The sum of squares, in float64, over what this rank is the lowest to hold."""
+    pairs = [(t, own) for layer, o in zip(layers, owns, strict=True) for t, own in zip(layer, o, strict=True)]
+    return sum(t.detach().double().square().sum().item() for t, own in pairs if own)
+
+
+def digests(named: dict[str, Tensor]) -> dict[str, str]:
+    """A digest of every tensor's bits."""
+    return {
+        name: hashlib.blake2b(p.detach().cpu().contiguous().view(torch.uint8).numpy(), digest_size=8).hexdigest()
+        for name, p in named.items()
+    }
