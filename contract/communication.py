@@ -51,9 +51,9 @@ class Record:
     """One collective: an instruction of a compiled program, or one global call of a torch program.
 
     op: one of OPS. dtype: the name on the wire ("float32"). payload_bytes: S, see above. wire_bytes: sent by a rank.
-    axis: mesh axis, where known. group_size: ranks that take part; None for a permute or when unknown. groups: the ranks
-    of each group. edges: (source, target) pairs of a permute. name, computation: where a compiler's text has it.
-    source: file:line of the user's code. flags: what a reader should know ("promoted", ...). detail: parameter or layer.
+    axis: mesh axis, where known. group_size: ranks that take part; None for a permute or when unknown. groups: the
+    ranks of each group. edges: (source, target) pairs of a permute. name, computation: where a compiler's text has it.
+    source: file:line of the user's code. flags: what a reader should know ("promoted"). detail: parameter or layer.
     """
 
     op: str
@@ -120,7 +120,7 @@ def record(op: str, dtype: str, payload_bytes: int, group_size: int | None, **fi
 
 
 def totals(records: Iterable[Record]) -> dict[str, Any]:
-    """Sums over one step: the number of records, and calls, payload and wire bytes as {min, max} (max None: unknown)."""
+    """Sums over one step: the number of records; calls, payload and wire bytes as {min, max}, max None if unknown."""
     records = list(records)
     sums: dict[str, Any] = {"records": len(records)}
     weights = {

@@ -117,7 +117,7 @@ def _pipeline_parallel(run: Run) -> list[Record]:
 
 
 def scanned_pipeline(run: Run) -> list[Record]:
-    """Pipeline as one shifted buffer (GSPMD, 2105.04663, section 3.3): m + n - 1 ticks each way permute, bubble or not."""
+    """Pipeline as one shifted buffer (GSPMD, 2105.04663, section 3.3): each of m + n - 1 ticks permutes, each way."""
     n, m = run.degree, run.microbatches
     rows, ticks = -(-run.problem.batch // m), m + n - 1
     forward = [(stage, stage + 1) for stage in range(n - 1)]

@@ -76,7 +76,7 @@ def merge(run: Run, shards: Sequence[Sequence[Layer]]) -> list[Layer]:
 
 
 def owned(run: Run) -> list[list[tuple[bool, bool]]]:
-    """For each rank and part, whether the rank is the lowest that holds (w, b): summing over owners counts each once."""
+    """For each rank and part, whether it is the lowest that holds (w, b): a sum over owners counts each once."""
     seen: set[tuple[str, str]] = set()
     flags = []
     for parts in layout(run):

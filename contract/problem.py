@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes of the lecture's MLP by default. dtype is that of parameters, activations, gradients and optimizer state."""
+    """Sizes of the lecture's MLP by default. dtype: of parameters, activations, gradients and optimizer state."""
 
     batch: int = 128
     width: int = 1024
@@ -60,7 +60,7 @@ class Problem:
 
 
 def split_sizes(total: int, parts: int) -> list[int]:
-    """Sizes of `parts` contiguous shares of `total`, as equal as can be, the larger ones first: 10 in 4 = 3, 3, 2, 2."""
+    """Sizes of `parts` contiguous shares of `total`, as equal as can be, larger ones first: 10 in 4 = 3, 3, 2, 2."""
     return [total // parts + (i < total % parts) for i in range(parts)]
 
 

@@ -74,8 +74,8 @@ def table(schedule: Schedule) -> str:
 def check(schedule: Schedule, microbatches: int) -> None:
     """Raise ValueError unless the schedule is complete and every action happens after what it needs.
 
-    The forward pass of microbatch i on stage s needs that of stage s - 1, the backward pass on s needs that of s + 1 and
-    the forward pass on s, each in an earlier tick. Every stage runs every pass exactly once.
+    The forward pass of microbatch i on stage s needs that of stage s - 1, the backward pass on s needs that of s + 1
+    and the forward pass on s, each in an earlier tick. Every stage runs every pass exactly once.
     """
     stages = len(schedule[0])
     done: dict[tuple[str, int, int], int] = {}  # (kind, microbatch, stage) -> tick

@@ -1,7 +1,7 @@
 """The MLP in flax.nnx with logical axis names on its parameters, and the parts that every strategy shares.
 
-A logical axis says what a dim is, not where it lies; a strategy's rules map it to a mesh axis or to none. Layers come in
-pairs as in Megatron's MLP: an even one goes "up" (up_in -> up_out), an odd one "down" (down_in -> down_out).
+A logical axis says what a dim is, not where it lies; a strategy's rules map it to a mesh axis or to none. Layers come
+in pairs as in Megatron's MLP: an even one goes "up" (up_in -> up_out), an odd one "down" (down_in -> down_out).
 """
 
 from __future__ import annotations

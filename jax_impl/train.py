@@ -14,7 +14,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from contract.layout import layout, merge, names, owned
+from contract.layout import layout, merge, names
 from contract.optimizer import SLOTS, AdamW, Sgd
 from contract.problem import Batch, Layer
 from contract.strategy import AXES, Run, RunResult, Shard
@@ -24,7 +24,7 @@ STATE_KEYS = {"momentum": "trace", "m": "mu", "v": "nu"}  # our slots -> optax's
 
 
 def run(run: Run) -> RunResult:
-    """Train `run` on devices of this process and gather the full arrays. `jax_impl.devices.prepare` makes the devices."""
+    """Train `run` on this process's devices (`jax_impl.devices.prepare` makes them) and gather the full arrays."""
     with jax.enable_x64(run.problem.dtype == "float64"), jax.default_matmul_precision("highest"):
         return train(run)
 

@@ -160,7 +160,7 @@ def reduce_scatter_all_gather(x: Tensor, group: ProcessGroup, dim: int) -> Tenso
 
 
 def identity_all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Megatron's f (Shoeybi et al., 1909.08053). Forward: nothing, x is replicated. Backward: sum over the ranks' uses."""
+    """Megatron's f (Shoeybi et al., 1909.08053). Forward: nothing, x is replicated. Backward: sum the ranks' uses."""
     return _IdentityAllReduce.apply(x, group)  # type: ignore[no-any-return]
 
 

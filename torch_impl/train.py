@@ -99,7 +99,7 @@ def train(device: torch.device, run: Run) -> RankResult:
 
 
 def make_params(strategy: Any, mesh: DeviceMesh, run: Run, device: torch.device) -> list[Layer]:
-    """A rank's shards of the initial parameters, as leaves of autograd. Each has its own memory, not the full model's."""
+    """A rank's shards of the initial parameters, as leaves of autograd, in memory of their own."""
 
     def leaf(shard: Tensor) -> Tensor:
         return shard.to(device, copy=True, memory_format=torch.contiguous_format).requires_grad_()

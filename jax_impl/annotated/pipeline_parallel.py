@@ -1,8 +1,8 @@
 """Pipeline parallel: the layers split into stages over `pp`, the batch into microbatches, run in GPipe's order.
 
-No collective is written. The stages are stacked on a split dim, and so is the buffer of what each is working on; in every
-tick all stages compute at once (vmap) and the buffer is shifted by one stage, which XLA turns into a permute (GSPMD,
-2105.04663, section 3.3). The ticks are a loop, m + n - 1 long, that permutes in bubble ticks too.
+No collective is written. The stages are stacked on a split dim, and so is the buffer of what each is working on; in
+every tick all stages compute at once (vmap) and the buffer is shifted by one stage, which XLA turns into a permute
+(GSPMD, 2105.04663, section 3.3). The ticks are a loop, m + n - 1 long, that permutes in bubble ticks too.
 """
 
 from __future__ import annotations

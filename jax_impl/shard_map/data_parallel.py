@@ -1,7 +1,7 @@
 """Data parallel: the batch split by samples over `dp`, every rank with the whole model.
 
-Forward: every rank's loss is its samples' share of the mean over all samples, and one psum adds them. Backward, derived:
-the parameters enter replicated and are used differently by every rank, so their gradients are all_reduced,
+Forward: every rank's loss is its samples' share of the mean over all samples, and one psum adds them. Backward,
+derived: the parameters enter replicated and are used differently by every rank, so their gradients are all_reduced,
 L (D^2 + D) e bytes. It is the transpose of that use, and nobody writes it.
 """
 

@@ -1,8 +1,8 @@
 """Tensor parallel: every W and b split by columns over `tp`; activations gathered between layers.
 
 Forward: all_gather of the activations before every layer but the first. Backward, derived: reduce_scatter of their
-gradients, its transpose. B D e bytes each, 2 (L - 1) times: the last layer's output stays split, because the loss can be
-taken on the shards and summed by one scalar psum, and the first layer's input needs no gradient.
+gradients, its transpose. B D e bytes each, 2 (L - 1) times: the last layer's output stays split, because the loss can
+be taken on the shards and summed by one scalar psum, and the first layer's input needs no gradient.
 """
 
 from __future__ import annotations
