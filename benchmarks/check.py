@@ -1,0 +1,227 @@
+"""Every strategy and implementation against the one single-device reference, number by number.
+
+`plan` says what to run, `rows` runs it and judges each result by `contract.proof`, `table` and `to_json` show it.
+torch and jax are imported by the run that needs them, not before: a wrong input is told at once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import machine
+from contract import reference
+from contract.problem import Problem
+from contract.proof import Proof, prove
+from contract.strategy import STRATEGIES, Run, RunResult
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+KEYS = {  # claim -> its key in JSON
+    "loss": "loss_error",
+    "gradients": "grad_error",
+    "gradient norm": "grad_norm_error",
+    "parameters": "param_error",
+}
+
+
+class RunFailed(Exception):
+    """A run that ended in an error instead of a result. str: which run; report: the error of the worker that failed."""
+
+    def __init__(self, run: Run, report: str) -> None:
+        super().__init__(f"{label(run)} failed: {report.strip().splitlines()[-1]}")
+        self.report = report
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run and what its result proves."""
+
+    run: Run
+    proof: Proof
+
+
+def label(run: Run) -> str:
+    """A run in the words of the table: torch tensor_parallel tp=4 float32 adamw."""
+    return f"{run.implementation} {run.strategy} {run.mesh} {run.problem.dtype} {run.optimizer}"
+
+
+def plan(
+    implementations: Sequence[str],
+    strategies: Sequence[str] = STRATEGIES,
+    degrees: Sequence[int] = (),
+    dtypes: Sequence[str] = ("float32",),
+    optimizers: Sequence[str] = ("adamw",),
+    problem: Problem | None = None,
+    **rest: Any,
+) -> list[Run]:
+    """One Run for each combination; `rest` goes to all of them. Raises ValueError if one cannot work.
+
+    Without degrees: 4, and 1 for single_device.
+    """
+    runs = []
+    for implementation, strategy in product(implementations, strategies):
+        for degree in degrees or [1 if strategy == "single_device" else 4]:
+            for dtype, optimizer in product(dtypes, optimizers):
+                sizes = replace(problem or Problem(), dtype=dtype)
+                runs.append(Run(implementation, strategy, degree, sizes, optimizer, **rest))
+    return list(dict.fromkeys(runs))
+
+
+def rows(runs: Sequence[Run], timeout: float, starting: Callable[[Run], None] = lambda run: None) -> Iterator[Row]:
+    """Run and judge, in the order given. starting: called before each run. Raises RunFailed.
+
+    timeout: seconds without an answer after which a torch worker counts as stuck.
+    """
+    wants: dict[Run, RunResult] = {}
+    owns: dict[Run, RunResult] = {}
+    with ExitStack() as stack:
+        execute = executor(runs, timeout, stack)
+        for run in runs:
+            starting(run)
+            want = _once(wants, single_device(run, "torch", "float64"), reference.run)
+            got = execute(run)
+            own = None
+            if run.problem.dtype == "bfloat16":
+                own = _once(owns, single_device(run, run.implementation, "bfloat16"), execute)
+            yield Row(run, prove(run, got, want, own))
+
+
+def single_device(run: Run, implementation: str, dtype: str) -> Run:
+    """The run that `run` should equal: the same numbers on one device."""
+    problem = replace(run.problem, dtype=dtype)
+    return replace(
+        run, implementation=implementation, strategy="single_device", degree=1, problem=problem, microbatches=1
+    )
+
+
+def executor(runs: Sequence[Run], timeout: float, stack: ExitStack) -> Callable[[Run], RunResult]:
+    """A function that runs any of `runs`. What it starts ends with `stack`."""
+    largest = {
+        side: max((r.degree for r in runs if (r.implementation == "torch") == side), default=0)
+        for side in (True, False)
+    }
+    pool: list[Any] = []  # started by the first run that needs it
+
+    def execute(run: Run) -> RunResult:
+        try:
+            if run.implementation == "torch":
+                from torch_impl import launch, train
+
+                if not pool:
+                    pool.append(stack.enter_context(launch.workers(largest[True], run.device, timeout)))
+                return train.run(run, pool[0])
+            from jax_impl import devices
+
+            devices.prepare(largest[False], run.device)
+            from jax_impl import train as jax_train
+
+            return jax_train.run(run)
+        except Exception as error:
+            raise RunFailed(run, report(error)) from error
+
+    return execute
+
+
+def report(error: Exception) -> str:
+    """What went wrong: a worker's error as it stands, any other with its traceback less our own frame."""
+    if type(error).__name__ == "WorkerError":
+        return str(error)
+    frames = error.__traceback__.tb_next if error.__traceback__ else None
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def show(runs: Sequence[Run], timeout: float, as_json: bool) -> int:
+    """Run `runs`, print the table or the JSON, and return the exit status. Progress goes to a terminal on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    checked: list[Row] = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    failed = None
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("", total=len(runs))
+        try:
+            for row in rows(runs, timeout, lambda run: progress.update(task, description=label(run))):
+                checked.append(row)
+                progress.advance(task)
+        except RunFailed as error:
+            failed = error
+    if as_json and not failed:
+        document = {"rows": [to_json(row) for row in checked], "machine": machine.facts()}
+        print(json.dumps(document, indent=2, allow_nan=False))
+    elif checked and not as_json:
+        console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+        console.print(table(checked))
+        for line in [*summary(checked), setting(runs[0]), machine.summary(machine.facts())]:
+            console.print(line, markup=False)
+    if failed:
+        print(failed.report.rstrip(), file=sys.stderr)
+        print("shardiff:", failed, file=sys.stderr)
+        return 3
+    return 0 if all(row.proof.passed for row in checked) else 1
+
+
+def setting(run: Run) -> str:
+    """What every row of a table has in common."""
+    problem = run.problem
+    sizes = f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {run.steps} steps"
+    return f"{sizes}; pipeline_parallel in {run.microbatches} microbatches"
+
+
+def to_json(row: Row) -> dict[str, Any]:
+    """A row as plain JSON types. An error that is not finite is null: JSON has no NaN."""
+    run, errors = row.run, row.proof.errors
+    return {
+        "implementation": run.implementation,
+        "strategy": run.strategy,
+        "mesh": run.mesh,
+        "dtype": run.problem.dtype,
+        "optimizer": run.optimizer,
+        "steps": run.steps,
+        **{key: errors[claim] if math.isfinite(errors[claim]) else None for claim, key in KEYS.items()},
+        "passed": row.proof.passed,
+    }
+
+
+def table(checked: Sequence[Row]) -> Table:
+    """One line a row, for a terminal of 109 columns or more."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    shown = ("loss", "gradients", "parameters")
+    result = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("implementation", "strategy", "mesh", "dtype", "optimizer"):
+        result.add_column(name, overflow="fold")
+    for name in shown:
+        result.add_column(name, justify="right")
+    result.add_column("verdict")
+    for row in checked:
+        run = row.run
+        result.add_row(
+            *(run.implementation, run.strategy, run.mesh, run.problem.dtype, run.optimizer),
+            *(f"{row.proof.errors[claim]:.1e}" for claim in shown),
+            "[green]equal[/]" if row.proof.passed else "[red]DIFFERS[/]",
+        )
+    return result
+
+
+def summary(checked: Sequence[Row]) -> list[str]:
+    """How many rows hold, and what fails in those that do not."""
+    failing = [row for row in checked if not row.proof.passed]
+    lines = [f"{len(checked) - len(failing)} of {len(checked)} equal the single-device reference"]
+    return lines + [f"{label(row.run)}: {failure}" for row in failing for failure in row.proof.failures]
+
+
+def _once(results: dict[Run, RunResult], run: Run, compute: Callable[[Run], RunResult]) -> RunResult:
+    if run not in results:
+        results[run] = compute(run)
+    return results[run]

@@ -1,0 +1,187 @@
+"""The judge's rules: what is far, what is too far, and that a failure names the claim and the tensor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract import reference
+from contract.layout import cut, layout, names
+from contract.problem import BYTES, DTYPES, Layer, Problem
+from contract.proof import BFLOAT16_ROUNDOFF, CLAIMS, LIMITS, SCALARS, distances, error, limits, prove, scalar_error
+from contract.strategy import STRATEGIES, Run, RunResult, Shard
+
+SMALL = Problem(batch=6, width=8, layers=4)
+
+
+def ideal(run: Run) -> RunResult:
+    """What a run without any error gives: the reference's result, with the shards that the layout asks for."""
+    result = reference.run(run)
+    dtype = run.problem.dtype
+    for rank, parts in enumerate(layout(run)):
+        held = {}
+        for part, layer in zip(parts, cut(result.params, parts), strict=True):
+            for name, index, array in zip(names(part), part[1:], layer, strict=True):
+                digests = tuple(f"{name} {index} {step}" for step in range(run.steps + 1))
+                held[name] = Shard(array.shape, dtype, array.size * BYTES[dtype], digests)
+        assert rank == len(result.shards)
+        result.shards.append(held)
+    return result
+
+
+def small_run(
+    strategy: str = "data_parallel", dtype: str = "float32", optimizer: str = "adamw", degree: int = 2
+) -> Run:
+    return Run("torch", strategy, degree, replace(SMALL, dtype=dtype), optimizer, steps=2, microbatches=2)
+
+
+def scaled(layers: list[Layer], layer: int, kind: int, factor: float) -> list[Layer]:
+    """The layers with one tensor (0: w, 1: b) multiplied."""
+    changed = [list(pair) for pair in layers]
+    changed[layer][kind] = changed[layer][kind] * factor
+    return [Layer(*pair) for pair in changed]
+
+
+@given(st.floats(1e-12, 1e3), st.integers(0, 2**32 - 1))
+def test_error_is_the_relative_distance_over_all_layers(factor, seed):
+    rng = np.random.default_rng(seed)
+    want = [Layer(rng.standard_normal((3, 3)), rng.standard_normal(3)) for _ in range(2)]
+    got = [Layer(w * (1 + factor), b * (1 + factor)) for w, b in want]
+    assert error(want, want) == 0
+    assert error(got, want) == pytest.approx(factor, rel=1e-3)
+
+
+def test_error_of_what_cannot_be_compared_is_infinite():
+    one = [Layer(np.ones((2, 2)), np.ones(2))]
+    assert error([], one) == math.inf
+    assert error([Layer(np.ones((1, 2)), np.ones(2))], one) == math.inf  # would broadcast
+    assert error([Layer(np.full((2, 2), 1e300), np.ones(2))], one) == math.inf  # overflows
+    zero = [Layer(np.zeros((2, 2)), np.zeros(2))]
+    assert error(one, zero) == math.inf
+    assert error(zero, zero) == 0
+    assert scalar_error(np.ones(2), np.ones(3)) == math.inf
+    assert math.isnan(scalar_error(np.array([math.nan, 1.0]), np.ones(2)))
+    assert math.isnan(scalar_error(np.array([1.0, math.nan]), np.ones(2)))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_run_without_error_passes(strategy, dtype, optimizer):
+    run = small_run(strategy, dtype, optimizer)
+    proof = prove(run, ideal(run), reference.run(run), own=ideal(run))
+    assert proof.passed and not proof.failures
+    assert proof.errors == dict.fromkeys(CLAIMS, 0.0)
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -1.0, 1 + 2e-5])
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_wrong_number_fails_its_claim_alone_and_names_the_tensor(claim, factor):
+    run = small_run()
+    got, want = ideal(run), reference.run(run)
+    second = np.array([1.0, factor])
+
+    def wrong(layers: list[Layer]) -> list[Layer]:
+        return [Layer(w * factor, b) for w, b in layers]
+
+    changed, where = {
+        "loss": (replace(got, losses=got.losses * second), "step 1"),
+        "gradient norm": (replace(got, grad_norms=got.grad_norms * second), "step 1"),
+        "gradients": (replace(got, grads=wrong(got.grads)), "w"),
+        "parameters": (replace(got, params=wrong(got.params)), "w"),
+        "optimizer state": (
+            replace(got, optimizer_state={**got.optimizer_state, "v": wrong(got.optimizer_state["v"])}),
+            "v of w",
+        ),
+    }[claim]
+    (failure,) = prove(run, changed, want).failures
+    assert failure.startswith(f"{claim}: error ")
+    assert f"largest in {where}" in failure
+
+
+@pytest.mark.parametrize(("layer", "kind", "name"), [(0, 0, "w0"), (1, 1, "b1"), (3, 0, "w3")])
+def test_the_tensor_that_is_furthest_off_is_named(layer, kind, name):
+    run = small_run()
+    got, want = ideal(run), reference.run(run)
+    (failure,) = prove(run, replace(got, grads=scaled(got.grads, layer, kind, 1.5)), want).failures
+    assert failure.endswith(f"largest in {name}")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_the_limit_of_a_dtype_is_where_it_should_be(dtype):
+    run = small_run(dtype=dtype)
+    got, want = ideal(run), reference.run(run)
+    for factor, holds in ((0.9, True), (1.1, False)):
+        close = replace(got, losses=got.losses * (1 + factor * LIMITS[dtype]))
+        assert prove(run, close, want).passed is holds
+
+
+def test_bfloat16_may_be_twice_as_far_as_the_single_device_run():
+    run = small_run(dtype="bfloat16")
+    got, want = ideal(run), reference.run(run)
+    own = replace(got, params=[Layer(w * 1.01, b * 1.01) for w, b in got.params])
+    for factor, holds in ((1.019, True), (1.021, False)):
+        far = replace(got, params=[Layer(w * factor, b * factor) for w, b in got.params])
+        assert prove(run, far, want, own).passed is holds
+    lost = replace(own, params=[Layer(w * math.nan, b) for w, b in got.params])
+    assert not prove(run, got, want, lost).passed  # no limit follows from a run that is itself lost
+    with pytest.raises(ValueError, match="single-device bfloat16 run"):
+        prove(run, got, want)
+
+
+def test_a_bfloat16_scalar_that_is_right_by_luck_does_not_bind_the_others():
+    bounds = limits("bfloat16", dict.fromkeys(CLAIMS, 1e-9))
+    assert {claim for claim, bound in bounds.items() if bound == BFLOAT16_ROUNDOFF} == set(SCALARS)
+    assert {bounds[claim] for claim in CLAIMS if claim not in SCALARS} == {2e-9}
+
+
+def test_a_missing_or_small_slot_of_the_optimizer_is_not_covered_by_another():
+    run = small_run()
+    got, want = ideal(run), reference.run(run)
+    assert distances(replace(got, optimizer_state={"m": got.optimizer_state["m"]}), want)["optimizer state"] == math.inf
+    wrong = [Layer(2 * w, 2 * b) for w, b in got.optimizer_state["v"]]
+    assert distances(replace(got, optimizer_state={**got.optimizer_state, "v": wrong}), want)["optimizer state"] == 1
+
+
+def changed_shard(run: Run, rank: int, name: str, **changes) -> RunResult:
+    result = ideal(run)
+    result.shards[rank][name] = replace(result.shards[rank][name], **changes)
+    return result
+
+
+def failures(run: Run, got: RunResult) -> tuple[str, ...]:
+    return prove(run, got, reference.run(run)).failures
+
+
+def test_a_parameter_in_another_dtype_fails_whatever_its_value():
+    run = small_run("pipeline_parallel")
+    assert failures(run, changed_shard(run, 1, "b3", dtype="bfloat16")) == (
+        "dtype: b3 on rank 1 is bfloat16, not float32",
+    )
+
+
+@pytest.mark.parametrize(("strategy", "name"), [("data_parallel", "w2"), ("megatron_tensor_parallel", "b1")])
+def test_replicas_that_part_fail_even_within_the_limit(strategy, name):
+    run = small_run(strategy)
+    digests = ideal(run).shards[1][name].digests
+    got = changed_shard(run, 1, name, digests=(*digests[:2], "other bits"))
+    assert failures(run, got) == (f"replicas: {name} differs between ranks 0 and 1 after 2 steps",)
+
+
+def test_shards_of_different_parts_may_differ():
+    run = small_run("tensor_parallel")
+    assert failures(run, changed_shard(run, 1, "w0", digests=("a", "b", "c"))) == ()
+
+
+def test_missing_evidence_is_a_failure():
+    run = small_run()
+    assert failures(run, reference.run(run)) == ("shards: 0 ranks reported theirs, not 2",)
+    assert failures(run, changed_shard(run, 0, "w0", digests=())) == ("replicas: w0 on rank 0 has 0 digests, not 3",)
+    got = ideal(run)
+    del got.shards[1]["b0"]
+    assert failures(run, got)[0].startswith("shards: rank 1 holds b1")
