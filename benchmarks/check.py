@@ -11,7 +11,7 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -104,38 +104,55 @@ def single_device(run: Run, implementation: str, dtype: str) -> Run:
 
 
 def executor(runs: Sequence[Run], timeout: float, stack: ExitStack) -> Callable[[Run], RunResult]:
-    """A function that runs any of `runs`. What it starts ends with `stack`."""
-    largest = {
-        side: max((r.degree for r in runs if (r.implementation == "torch") == side), default=0)
-        for side in (True, False)
-    }
-    pool: list[Any] = []  # started by the first run that needs it
+    """A function that runs any of `runs`, or their single-device runs. What it starts ends with `stack`."""
+    in_torch = [run for run in runs if run.implementation == "torch"]
+    in_jax = [run for run in runs if run.implementation != "torch"]
+    pool: Any = None
+    if in_torch:  # first, because its processes import torch while this one starts jax
+        from torch_impl import launch
+
+        pool = stack.enter_context(launch.workers(max(run.degree for run in in_torch), runs[0].device, timeout))
+    if in_jax:
+        with failing_as(in_jax[0]):
+            start_jax(max(run.degree for run in in_jax), runs[0].device)
 
     def execute(run: Run) -> RunResult:
-        try:
+        with failing_as(run):
             if run.implementation == "torch":
-                from torch_impl import launch, train
+                from torch_impl import train
 
-                if not pool:
-                    pool.append(stack.enter_context(launch.workers(largest[True], run.device, timeout)))
-                return train.run(run, pool[0])
-            from jax_impl import devices
+                return train.run(run, pool)
+            from jax_impl import train
 
-            devices.prepare(largest[False], run.device)
-            from jax_impl import train as jax_train
-
-            return jax_train.run(run)
-        except Exception as error:
-            raise RunFailed(run, report(error)) from error
+            return train.run(run)
 
     return execute
 
 
+def start_jax(count: int, device: str) -> None:
+    """Import jax with `count` devices, whose number is fixed from then on."""
+    from benchmarks.quiet import quiet_stderr
+    from jax_impl import devices
+
+    with quiet_stderr():
+        devices.prepare(count, device)
+        devices.devices(count, device)
+
+
+@contextmanager
+def failing_as(run: Run) -> Iterator[None]:
+    """Turn any error into RunFailed."""
+    try:
+        yield
+    except Exception as error:
+        raise RunFailed(run, report(error)) from error
+
+
 def report(error: Exception) -> str:
-    """What went wrong: a worker's error as it stands, any other with its traceback less our own frame."""
+    """What went wrong: a worker's error as it stands, any other with its traceback, less the frames of this file."""
     if type(error).__name__ == "WorkerError":
         return str(error)
-    frames = error.__traceback__.tb_next if error.__traceback__ else None
+    frames = error.__traceback__ and error.__traceback__.tb_next and error.__traceback__.tb_next.tb_next
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
@@ -159,7 +176,7 @@ def show(runs: Sequence[Run], timeout: float, as_json: bool) -> int:
         document = {"rows": [to_json(row) for row in checked], "machine": machine.facts()}
         print(json.dumps(document, indent=2, allow_nan=False))
     elif checked and not as_json:
-        console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+        console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
         console.print(table(checked))
         for line in [*summary(checked), setting(runs[0]), machine.summary(machine.facts())]:
             console.print(line, markup=False)
