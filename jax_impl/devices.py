@@ -3,35 +3,51 @@
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 
 def prepare(count: int, device: str = "auto") -> None:
     """Make `count` devices available; call before anything else uses jax.
 
-    device: "cpu": the CPU split into `count` devices; "cuda"; "auto": CUDA where the machine has an NVIDIA GPU and a
-    plugin for it, with CPU devices as well. Raises RuntimeError if jax has started with fewer.
+    device: "cpu": the CPU split into `count` devices; "cuda"; "auto": CUDA where the machine has an NVIDIA GPU and jax
+    its plugin, with CPU devices as well. Raises RuntimeError if jax has started with fewer, or cannot use CUDA when
+    told to.
     """
-    has_gpu = Path("/dev/nvidiactl").exists()
+    has_gpu = Path("/dev/nvidiactl").exists() and any("cuda" in e.name for e in entry_points(group="jax_plugins"))
     wanted = {"cpu": "cpu", "cuda": "cuda,cpu", "auto": "cuda,cpu" if has_gpu else "cpu"}[device]
-    os.environ.setdefault("JAX_PLATFORMS", wanted)  # else an installed TPU compiler is started as if it were a TPU
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # else the absence of CUDA is logged
-    import jax
+    # Compilers for absent hardware are plugins too, and would be started as if the hardware were there.
+    os.environ.setdefault("JAX_PLATFORMS", wanted)
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if not has_gpu:
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+    with quiet_stderr():
+        import jax
 
-    try:
-        jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:
-        if len(jax.devices("cpu")) < count:
-            raise RuntimeError(
-                f"jax has started with {len(jax.devices('cpu'))} CPU devices, {count} are needed"
-            ) from None
+        with suppress(RuntimeError):  # raised when jax has started, which is fine with devices enough
+            jax.config.update("jax_num_cpu_devices", count)
+        try:
+            found = len(jax.devices("cpu"))
+        except RuntimeError:
+            if device == "cuda":
+                raise
+            jax.config.update("jax_platforms", "cpu")  # a plugin without its libraries
+            found = len(jax.devices("cpu"))
+    if found < count:
+        raise RuntimeError(f"jax has started with {found} CPU devices, {count} are needed")
 
 
-def devices(count: int, device: str = "auto"):
+def devices(count: int, device: str = "auto") -> list[Any]:
     """`count` devices of one kind. Raises ValueError with both numbers if there are not as many."""
     import jax
 
-    def of(platform: str) -> list:
+    def of(platform: str) -> list[Any]:
         try:
             return jax.devices(platform)
         except RuntimeError:  # no such platform here
@@ -44,3 +60,21 @@ def devices(count: int, device: str = "auto"):
     if len(found) < count:
         raise ValueError(f"{count} ranks need {count} {kind}, jax has {len(found)}")
     return found[:count]
+
+
+@contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Keep what compilers and plugins log in C++ off the user's screen; shown after all if an exception leaves."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            log.seek(0)
+            os.write(saved, log.read())
+            raise
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)

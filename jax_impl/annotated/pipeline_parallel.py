@@ -43,13 +43,14 @@ def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
 
     def tick(state: Array, at_tick: tuple[Array, Batch]) -> tuple[Array, Array]:
         x, target = at_tick
-        state = jnp.roll(state, 1, axis=0).at[0].set(x)  # X[n_pp, b, D]: stage s gets what stage s - 1 computed
+        # X[n_pp, b, D]: stage s gets what stage s - 1 computed. Not jnp.roll, whose permute would close the ring.
+        state = jnp.pad(state[:-1], ((1, 0), (0, 0), (0, 0))).at[0].set(x)
         state = lax.with_sharding_constraint(forward(params, state, layer_exists), split)
         return state, jax.vmap(squared_error, (0, None))(state, target)  # every stage's, L[n_pp]
 
     state = jnp.zeros((stages, *inputs.shape[1:]), inputs.dtype)
     _, errors = lax.scan(tick, lax.with_sharding_constraint(state, split), (inputs, targets))
-    return jnp.sum(errors, axis=0)[-1]  # the last stage's
+    return jnp.sum(errors * (jnp.arange(stages) == stages - 1))  # the last stage's; errors[-1] would move the others'
 
 
 def forward(params: list[Layer], state: Array, layer_exists: Array) -> Array:
