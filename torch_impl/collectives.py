@@ -65,7 +65,7 @@ def all_gather(x: Tensor, group: ProcessGroup, dim: int = 0) -> Tensor:
     rank 1: B      =>  A B
     """
     blocks = x.new_empty(group.size(), *x.shape)
-    dist.all_gather_into_tensor(blocks, x.contiguous(), group=group)
+    dist.all_gather_into_tensor(blocks.flatten(0, 1), x.contiguous(), group=group)
     return blocks.movedim(0, dim).flatten(dim, dim + 1)
 
 
@@ -77,7 +77,7 @@ def reduce_scatter(x: Tensor, group: ProcessGroup, dim: int = 0) -> Tensor:
     """
     blocks = x.unflatten(dim, (group.size(), -1)).movedim(dim, 0).contiguous()
     out = torch.empty_like(blocks[0])
-    dist.reduce_scatter_tensor(out, blocks, group=group)
+    dist.reduce_scatter_tensor(out, blocks.flatten(0, 1), group=group)
     return out
 
 
