@@ -33,6 +33,9 @@ KEYS = {  # claim -> its key in JSON
 }
 
 
+SHOWN = ("loss", "gradients", "parameters")
+
+
 class RunFailed(Exception):
     """A run that ended in an error instead of a result. str: which run; report: the error of the worker that failed."""
 
@@ -131,12 +134,10 @@ def executor(runs: Sequence[Run], timeout: float, stack: ExitStack) -> Callable[
 
 def start_jax(count: int, device: str) -> None:
     """Import jax with `count` devices, whose number is fixed from then on."""
-    from benchmarks.quiet import quiet_stderr
     from jax_impl import devices
 
-    with quiet_stderr():
-        devices.prepare(count, device)
-        devices.devices(count, device)
+    devices.prepare(count, device)
+    devices.devices(count, device)
 
 
 @contextmanager
@@ -177,7 +178,7 @@ def show(runs: Sequence[Run], timeout: float, as_json: bool) -> int:
         print(json.dumps(document, indent=2, allow_nan=False))
     elif checked and not as_json:
         console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
-        console.print(table(checked))
+        console.print(table(checked, console.width))
         for line in [*summary(checked), setting(runs[0]), machine.summary(machine.facts())]:
             console.print(line, markup=False)
     if failed:
@@ -188,7 +189,7 @@ def show(runs: Sequence[Run], timeout: float, as_json: bool) -> int:
 
 
 def setting(run: Run) -> str:
-    """What every row of a table has in common."""
+    """What every run of a check has in common."""
     problem = run.problem
     sizes = f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {run.steps} steps"
     return f"{sizes}; pipeline_parallel in {run.microbatches} microbatches"
@@ -209,25 +210,33 @@ def to_json(row: Row) -> dict[str, Any]:
     }
 
 
-def table(checked: Sequence[Row]) -> Table:
-    """One line a row, for a terminal of 109 columns or more."""
+def table(checked: Sequence[Row], columns: int) -> Table:
+    """One line a row, for a terminal of so many columns. Where they are few, what all rows share is left out."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    shown = ("loss", "gradients", "parameters")
-    result = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("implementation", "strategy", "mesh", "dtype", "optimizer"):
-        result.add_column(name, overflow="fold")
-    for name in shown:
-        result.add_column(name, justify="right")
-    result.add_column("verdict")
-    for row in checked:
-        run = row.run
-        result.add_row(
-            *(run.implementation, run.strategy, run.mesh, run.problem.dtype, run.optimizer),
-            *(f"{row.proof.errors[claim]:.1e}" for claim in shown),
-            "[green]equal[/]" if row.proof.passed else "[red]DIFFERS[/]",
-        )
+    named = {
+        "implementation": [row.run.implementation for row in checked],
+        "strategy": [row.run.strategy for row in checked],
+        "mesh": [row.run.mesh for row in checked],
+        "dtype": [row.run.problem.dtype for row in checked],
+        "optimizer": [row.run.optimizer for row in checked],
+    }
+    needed = (
+        sum(max(map(len, (name, *values))) for name, values in named.items()) + sum(map(len, (*SHOWN, "verdict"))) + 26
+    )
+    narrow = columns < needed
+    if narrow:
+        named = {name: values for name, values in named.items() if len(set(values)) > 1 or name == "strategy"}
+    result = Table(box=SIMPLE_HEAD, padding=0 if narrow else (0, 2, 0, 0), pad_edge=False)
+    for name in named:
+        result.add_column("implemen-\ntation" if narrow and name == "implementation" else name, overflow="fold")
+    for claim in SHOWN:
+        result.add_column(claim, justify="right", no_wrap=True, min_width=max(len(claim), 7))
+    result.add_column("verdict", no_wrap=True)
+    for cells, row in zip(zip(*named.values(), strict=True), checked, strict=True):
+        errors = [f"{row.proof.errors[claim]:.1e}" for claim in SHOWN]
+        result.add_row(*cells, *errors, "[green]equal[/]" if row.proof.passed else "[red]DIFFERS[/]")
     return result
 
 
