@@ -1,0 +1,283 @@
+"""What `torch_impl.launch` starts: one starter process, and the ranks that it forks. `launch` is the caller's side."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import mmap
+import os
+import pickle
+import select
+import shutil
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import torch
+
+NOTE = struct.Struct("Q56s")  # a rank's part of the file `phases`: the number of reports, and the phase
+MAX_RANKS = 250  # file descriptors that one message can carry
+SECONDARY = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited")  # errors by another rank's end
+
+
+@dataclass
+class Job:
+    """One call. module: the function's; payload: the pickled (function, arguments)."""
+
+    world_size: int
+    cuda: bool
+    directory: str
+    timeout: float
+    module: str
+    payload: bytes
+
+
+class Rank:
+    """The process of one rank: its socket to the caller, and its note in the file that all processes map."""
+
+    def __init__(self, rank: int, sock: socket.socket, directory: Path):
+        self.socket, self.directory = sock, directory
+        with open(directory / "phases", "r+b") as file:
+            self.notes = mmap.mmap(file.fileno(), 0)
+        self.rank, self.phase, self.num_reports = rank, "", 0
+        self.lock, self.released = threading.Lock(), threading.Event()
+
+    def report_phase(self, phase: str) -> None:
+        self.phase, self.num_reports = phase, self.num_reports + 1
+        NOTE.pack_into(self.notes, self.rank * NOTE.size, self.num_reports, phase.encode())
+
+    def send(self, *message: Any) -> None:
+        with self.lock:
+            send(self.socket, message)
+
+    def obey(self) -> None:
+        """A thread: answer the caller until it or the starter is gone."""
+        with suppress(EOFError, OSError):
+            while True:
+                if receive(self.socket) == "where":
+                    self.send("stack", *where(threading.get_ident()))
+                else:
+                    self.released.set()
+        os._exit(1)
+
+
+_this_rank: Rank | None = None
+
+
+def report_phase(name: str) -> None:
+    """Note what this rank does now: start-up, rendezvous, forward, backward, update, teardown. Takes a microsecond."""
+    if _this_rank is not None:
+        _this_rank.report_phase(name)
+
+
+def report_progress(value: Any) -> None:
+    """Send a picklable value to the caller's on_progress. Outside of a pool's ranks it does nothing."""
+    if _this_rank is not None:
+        _this_rank.send("progress", value)
+
+
+def send(sock: socket.socket, message: Any) -> None:
+    """A message is its length, 8 bytes, and its pickle."""
+    data = pickle.dumps(message, 5)
+    sock.sendall(struct.pack("!Q", len(data)))
+    sock.sendall(data)
+
+
+def receive(sock: socket.socket) -> Any:
+    """The next message. Raises EOFError when the other side is gone."""
+    (size,) = struct.unpack("!Q", _read(sock, 8))
+    return pickle.loads(_read(sock, size))
+
+
+def _read(sock: socket.socket, size: int) -> bytearray:
+    data = bytearray()
+    while len(data) < size:
+        if not (chunk := sock.recv(min(size - len(data), 1 << 20))):
+            raise EOFError("the other side is gone")
+        data += chunk
+    return data
+
+
+def start_ranks(directory: str, count_gpus: bool) -> NoReturn:
+    """The starter: import torch, then do what standard input, a socket, asks for until the caller is gone.
+
+    "gpus" -> their number. Job, with a socket for each rank -> None. A list of which ranks are gone -> end all, states.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control, caller, pids = socket.socket(fileno=os.dup(0)), os.getppid(), []
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    try:
+        failure, num_gpus = "", 0
+        try:
+            importlib.import_module("torch.distributed.device_mesh")
+            num_gpus = _count_gpus() if count_gpus else 0
+            if not num_gpus:  # torch.optim imports it at first use, which takes a second
+                importlib.import_module("torch._dynamo")
+        except Exception:
+            failure = traceback.format_exc()
+        while os.getppid() == caller:
+            if not select.select([control], [], [], 1)[0]:
+                continue
+            first, fds, _, _ = socket.recv_fds(control, 1, MAX_RANKS)
+            if not first:
+                break
+            request = receive(control)
+            if isinstance(request, Job):
+                pids = _fork(request, control, [socket.socket(fileno=fd) for fd in fds])
+                answer = None
+            elif request == "gpus":
+                answer = num_gpus
+            else:
+                pids, answer = [], _end(pids, request)
+            send(control, (failure, answer))
+    finally:
+        _end(pids, [False] * len(pids))
+        shutil.rmtree(directory, ignore_errors=True)
+        os._exit(0)
+
+
+def _count_gpus() -> int:
+    """The number of GPUs, found in another process: CUDA, once initialized, does not survive a fork."""
+    import torch
+
+    if not (pid := os.fork()):
+        try:
+            os._exit(min(torch.cuda.device_count(), MAX_RANKS))
+        finally:
+            os._exit(0)
+    return max(0, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def _fork(job: Job, control: socket.socket, sockets: list[socket.socket]) -> list[int]:
+    """Start the ranks; their pids."""
+    with suppress(BaseException):  # a rank meets the same error, and shows it
+        importlib.import_module(job.module)
+    pids, starter = [], os.getpid()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # libraries warn that a fork has none of their threads; ranks make their own
+        for rank, sock in enumerate(sockets):
+            pid = os.fork()
+            if not pid:
+                try:
+                    control.close()
+                    for other in sockets[rank + 1 :]:
+                        other.close()
+                    if sys.platform == "linux":
+                        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the starter
+                    if os.getppid() == starter:
+                        _run(rank, sock, job)
+                finally:
+                    os._exit(1)
+            pids.append(pid)
+            sock.close()
+    return pids
+
+
+def _end(pids: Sequence[int], gone: Sequence[bool]) -> list[int | str | None]:
+    """End the ranks. Their states before: exit code, negative for a signal; "stopped"; None for running."""
+    states: list[int | str | None] = []
+    for pid, exiting in zip(pids, gone, strict=True):
+        until, changed, status = time.monotonic() + 5 * exiting, 0, 0
+        while not changed:
+            changed, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+            if time.monotonic() > until:
+                break
+            time.sleep(0 if changed else 0.002)
+        exited = not os.WIFSTOPPED(status)
+        states.append((os.waitstatus_to_exitcode(status) if exited else "stopped") if changed else None)
+    alive = [pid for pid, state in zip(pids, states, strict=True) if not isinstance(state, int)]
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+    for pid in alive:
+        os.waitpid(pid, 0)
+    return states
+
+
+def _run(rank: int, sock: socket.socket, job: Job) -> NoReturn:
+    """A rank: run the function in a process group, send the result, and go when all ranks have theirs."""
+    global _this_rank
+    this = _this_rank = Rank(rank, sock, Path(job.directory))
+    try:
+        this.report_phase("start-up")
+        faulthandler.enable(open(this.directory / f"fault-{rank}", "w"), all_threads=False)
+        threading.Thread(target=this.obey, daemon=True).start()
+        import torch
+        import torch.distributed as dist
+
+        function, args = pickle.loads(job.payload)
+        device = torch.device("cuda", rank) if job.cuda else torch.device("cpu")
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, num_cores() // job.world_size))
+        this.report_phase("rendezvous")
+        use_loopback()
+        path = str(this.directory / "store")
+        store = dist.FileStore(path, job.world_size)  # pyright: ignore[reportPrivateImportUsage]
+        init_group(device, job.timeout, store=store, rank=rank, world_size=job.world_size)
+        this.report_phase("start-up")
+        result = function(device, *args)
+        this.report_phase("teardown")
+        this.send("result", result)
+        this.released.wait()  # a rank that closes its connections early would disturb those that still use them
+        dist.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    except BaseException as error:
+        if isinstance(error, Exception) and error.__traceback__ is not None:
+            error.__traceback__ = error.__traceback__.tb_next or error.__traceback__
+        text = "".join(traceback.format_exception(error))
+        secondary = isinstance(error, RuntimeError) and any(sign in str(error) for sign in SECONDARY)
+        this.send("error", time.monotonic(), this.phase, text, secondary)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        threading.Event().wait()  # the caller ends it
+    os._exit(1)
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def use_loopback() -> None:
+    """Make gloo and NCCL talk and listen on the loopback interface only."""
+    for name in {"lo", "lo0"}.intersection(name for _, name in socket.if_nameindex()):
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
+
+
+def init_group(device: torch.device, timeout: float, **rendezvous: Any) -> None:
+    """The default process group: gloo on CPU, NCCL on CUDA. Its timeout is longer than the caller's, who says more."""
+    import torch
+    import torch.distributed as dist
+
+    limit = timedelta(seconds=timeout + 300)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", timeout=limit, device_id=device, **rendezvous)
+    else:
+        dist.init_process_group("gloo", timeout=limit, **rendezvous)
+
+
+def where(observer: int) -> tuple[str, bool]:
+    """The stacks of this process's threads but `observer`, and whether one of them waits in torch.distributed."""
+    stacks = []
+    for thread, frame in sys._current_frames().items():
+        if thread != observer:
+            stack = [entry for entry in traceback.extract_stack(frame) if not entry.filename.startswith("<")]
+            ours = [i for i, entry in enumerate(stack[:-1]) if entry.filename == __file__]
+            stacks.append("".join(traceback.format_list(stack[ours[-1] + 1 if ours else 0 :])))
+    waiting = any("distributed_c10d.py" in stack or ".wait(" in stack.splitlines()[-1] for stack in stacks)
+    return "\n".join(stacks), waiting
