@@ -37,10 +37,10 @@ SHOWN = ("loss", "gradients", "parameters")
 
 
 class RunFailed(Exception):
-    """A run that ended in an error instead of a result. str: which run; report: the error of the worker that failed."""
+    """A run that ended in an error instead of a result. str: which run, in a line; report: the worker's own error."""
 
-    def __init__(self, run: Run, report: str) -> None:
-        super().__init__(f"{label(run)} failed: {report.strip().splitlines()[-1]}")
+    def __init__(self, run: Run, headline: str, report: str) -> None:
+        super().__init__(f"{label(run)}: {headline}")
         self.report = report
 
 
@@ -142,19 +142,18 @@ def start_jax(count: int, device: str) -> None:
 
 @contextmanager
 def failing_as(run: Run) -> Iterator[None]:
-    """Turn any error into RunFailed."""
+    """Turn any error into RunFailed. A worker's is reported as it stands, another with a traceback from `run` on."""
     try:
         yield
     except Exception as error:
-        raise RunFailed(run, report(error)) from error
-
-
-def report(error: Exception) -> str:
-    """What went wrong: a worker's error as it stands, any other with its traceback, less the frames of this file."""
-    if type(error).__name__ == "WorkerError":
-        return str(error)
-    frames = error.__traceback__ and error.__traceback__.tb_next and error.__traceback__.tb_next.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
+        text = str(error).strip()
+        if type(error).__name__ == "WorkerError":
+            raise RunFailed(run, text.splitlines()[0].rstrip(":"), text) from error
+        frames = error.__traceback__
+        while frames and frames.tb_next and frames.tb_frame.f_code.co_filename == __file__:
+            frames = frames.tb_next
+        report = "".join(traceback.format_exception(type(error), error, frames))
+        raise RunFailed(run, f"{type(error).__name__}: {text.splitlines()[0] if text else ''}", report) from error
 
 
 def show(runs: Sequence[Run], timeout: float, as_json: bool) -> int:
@@ -222,10 +221,9 @@ def table(checked: Sequence[Row], columns: int) -> Table:
         "dtype": [row.run.problem.dtype for row in checked],
         "optimizer": [row.run.optimizer for row in checked],
     }
-    needed = (
-        sum(max(map(len, (name, *values))) for name, values in named.items()) + sum(map(len, (*SHOWN, "verdict"))) + 26
-    )
-    narrow = columns < needed
+    widths = [max(map(len, (name, *values))) for name, values in named.items()]
+    widths += [max(7, len(claim)) for claim in (*SHOWN, "verdict")]
+    narrow = columns < sum(widths) + 3 * len(widths)
     if narrow:
         named = {name: values for name, values in named.items() if len(set(values)) > 1 or name == "strategy"}
     result = Table(box=SIMPLE_HEAD, padding=0 if narrow else (0, 2, 0, 0), pad_edge=False)

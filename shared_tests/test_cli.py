@@ -178,7 +178,7 @@ def test_a_row_that_fails_is_named_and_makes_the_status_1(factor, shown, monkeyp
 def test_an_error_in_a_worker_comes_first_and_makes_the_status_3(monkeypatch, capsys):
     def execute(run):
         if run.strategy == "tensor_parallel":
-            raise check.RunFailed(run, "Traceback of the worker\nRuntimeError: boom\n")
+            raise check.RunFailed(run, "rank 1 of 2 raised", "Traceback of the worker\nRuntimeError: boom\n")
         return ideal(run)
 
     monkeypatch.setattr(check, "executor", lambda runs, timeout, stack: execute)
@@ -188,10 +188,19 @@ def test_an_error_in_a_worker_comes_first_and_makes_the_status_3(monkeypatch, ca
     assert err.splitlines() == [
         "Traceback of the worker",
         "RuntimeError: boom",
-        "shardiff: torch tensor_parallel tp=2 float32 adamw failed: RuntimeError: boom",
+        "shardiff: torch tensor_parallel tp=2 float32 adamw: rank 1 of 2 raised",
     ]
     assert cli.main([*SMALL, "--implementation", "torch"]) == 3
     assert "1 of 1 equal" in capsys.readouterr().out  # what was finished is not lost
+
+
+def test_an_error_in_the_caller_s_own_process_has_a_traceback_without_the_command_s_frames():
+    (run, *_) = check.plan(["annotated"])
+    with pytest.raises(check.RunFailed) as failed, check.failing_as(run):
+        ideal(replace(run, degree=0))
+    assert str(failed.value) == f"{check.label(run)}: ValueError: degree must be at least 1, got 0"
+    assert failed.value.report.rstrip().endswith("ValueError: degree must be at least 1, got 0")
+    assert "test_cli.py" in failed.value.report and "check.py" not in failed.value.report
 
 
 def test_an_interrupt_is_quiet_and_makes_the_status_130(monkeypatch, capsys):

@@ -128,10 +128,17 @@ def test_bfloat16_may_be_twice_as_far_as_the_single_device_run():
     for factor, holds in ((1.019, True), (1.021, False)):
         far = replace(got, params=[Layer(w * factor, b * factor) for w, b in got.params])
         assert prove(run, far, want, own).passed is holds
-    lost = replace(own, params=[Layer(w * math.nan, b) for w, b in got.params])
-    assert not prove(run, got, want, lost).passed  # no limit follows from a run that is itself lost
     with pytest.raises(ValueError, match="single-device bfloat16 run"):
         prove(run, got, want)
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, 1e25])
+def test_a_single_device_run_that_is_lost_excuses_no_other(factor):
+    run = small_run(dtype="bfloat16")
+    got, want = ideal(run), reference.run(run)
+    lost = replace(got, params=[Layer(w * factor, b) for w, b in got.params])
+    (failure,) = prove(run, lost, want, own=lost).failures
+    assert failure.startswith("parameters: error ")
 
 
 def test_a_bfloat16_scalar_that_is_right_by_luck_does_not_bind_the_others():
