@@ -25,7 +25,7 @@ from torch_impl.collectives import all_reduce, all_reduce_identity
 from torch_impl.model import clear_grads, gelu, grads_of, squared_error
 
 AXIS = "dp"
-BUCKET_BYTES = 4 << 20
+BUCKET_BYTES = 1 << 20
 
 
 def split_params(params: list[Layer], mesh: DeviceMesh, run: Run) -> list[Layer]:
@@ -41,24 +41,29 @@ def split_batch(batch: Batch, mesh: DeviceMesh, run: Run) -> Batch:
 
 def loss(params: list[Layer], batch: Batch, mesh: DeviceMesh, run: Run) -> Tensor:
     """The mean squared error over the samples of all ranks, a scalar, the same on every rank."""
+    return all_reduce_identity(share_of_loss(params, batch), mesh.get_group(AXIS))  # L = AllReduce_dp(L{U_dp})
+
+
+def share_of_loss(params: list[Layer], batch: Batch) -> Tensor:
+    """What a rank's samples add to the mean over all samples."""
     x = batch.x
     for w, b in params:
         x = gelu(x @ w + b)  # Y[B_dp, F] = X[B_dp, D] @ W[D, F]
-    return all_reduce_identity(squared_error(x, batch), mesh.get_group(AXIS))  # L = AllReduce_dp(L{U_dp})
+    return squared_error(x, batch)
 
 
 def loss_and_grads(params: list[Layer], batch: Batch, mesh: DeviceMesh, run: Run) -> tuple[Tensor, list[Layer]]:
-    """The loss, and the gradients summed over all ranks."""
+    """The loss, and the gradients summed over all ranks. No rank waits for another before its backward pass is done."""
     group = mesh.get_group(AXIS)
     clear_grads(params)
-    total = loss(params, batch, mesh, run)
+    share = share_of_loss(params, batch)
     if run.overlap:
         with overlapped_all_reduce(params, group):
-            total.backward()
+            share.backward()
     else:
-        total.backward()
+        share.backward()
         all_reduce_grads(params, group)
-    return total.detach(), grads_of(params)
+    return all_reduce(share.detach(), group), grads_of(params)
 
 
 def all_reduce_grads(params: list[Layer], group: ProcessGroup) -> None:
@@ -72,8 +77,8 @@ def all_reduce_grads(params: list[Layer], group: ProcessGroup) -> None:
 def overlapped_all_reduce(params: list[Layer], group: ProcessGroup) -> Iterator[None]:
     """Sum the gradients of a backward pass run inside the `with`; done when it ends.
 
-    Buckets are filled from the last layer to the first, the order in which gradients become ready. They are sent in
-    that order on every rank, as collectives must be.
+    Gradients become ready from the last layer to the first. Buckets are sent in the order in which that completes them,
+    the same on every rank, as collectives must be.
     """
     buckets = make_buckets([p for layer in reversed(params) for p in reversed(layer)])
     missing = [len(bucket) for bucket in buckets]
@@ -83,8 +88,7 @@ def overlapped_all_reduce(params: list[Layer], group: ProcessGroup) -> Iterator[
         missing[index] -= 1
         while len(sent) < len(buckets) and missing[len(sent)] == 0:
             flat = flatten([p.grad for p in buckets[len(sent)]])
-            work = dist.all_reduce(flat, group=group, async_op=True)
-            sent.append((flat, work))
+            sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))
 
     hooks = [
         p.register_post_accumulate_grad_hook(lambda _, index=index: ready(index))
@@ -103,16 +107,23 @@ def overlapped_all_reduce(params: list[Layer], group: ProcessGroup) -> Iterator[
 
 
 def make_buckets(params: list[Tensor], limit: int = BUCKET_BYTES) -> list[list[Tensor]]:
-    """Consecutive parameters of about `limit` bytes together, at least one each."""
+    """Parameters in buckets of about `limit` bytes, in the order in which the last of each comes in `params`.
+
+    Small gradients share a bucket; one that fills a bucket has it to itself, so that it need not be copied.
+    """
     buckets: list[list[Tensor]] = []
-    room = 0
+    open_bucket, room = [], limit
     for p in params:
-        if room <= 0:
-            buckets.append([])
-            room = limit
-        buckets[-1].append(p)
-        room -= p.numel() * p.element_size()
-    return buckets
+        size = p.numel() * p.element_size()
+        if size >= limit:
+            buckets.append([p])
+            continue
+        if size > room:
+            buckets.append(open_bucket)
+            open_bucket, room = [], limit
+        open_bucket.append(p)
+        room -= size
+    return [*buckets, open_bucket] if open_bucket else buckets
 
 
 def flatten(grads: list[Tensor]) -> Tensor:
