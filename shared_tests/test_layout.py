@@ -1,0 +1,95 @@
+"""Which rank holds what: every element somewhere, counted once, and put together again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from contract.layout import cut, layout, merge, names, owned
+from contract.problem import Layer, Problem
+from contract.strategy import AXES, STRATEGIES, Run
+
+CASES = [
+    Run("torch", strategy, degree, Problem(batch=8, width=8, layers=layers), microbatches=1)
+    for strategy in AXES
+    for degree in (1, 2, 4)
+    for layers in (4, 6, 7)
+    if not (strategy == "single_device" and degree > 1) and not (strategy == "megatron_tensor_parallel" and layers % 2)
+]
+every_case = pytest.mark.parametrize("run", CASES, ids=lambda run: f"{run.strategy}-{run.mesh}-{run.problem.layers}")
+
+
+@every_case
+def test_merge_is_the_inverse_of_cut(run):
+    params = run.problem.parameters()
+    merged = merge(run, [cut(params, parts) for parts in layout(run)])
+    for got, want in zip(merged, params, strict=True):
+        np.testing.assert_array_equal(got.w, want.w)
+        np.testing.assert_array_equal(got.b, want.b)
+
+
+@every_case
+def test_owners_hold_every_element_once(run):
+    params = run.problem.parameters()
+    elements = [
+        value
+        for parts, flags in zip(layout(run), owned(run), strict=True)
+        for layer, owns in zip(cut(params, parts), flags, strict=True)
+        for array, own in zip(layer, owns, strict=True)
+        if own
+        for value in array.ravel().tolist()
+    ]
+    assert sorted(elements) == sorted(value for layer in params for a in layer for value in a.ravel().tolist())
+
+
+@every_case
+def test_merge_needs_only_what_the_owners_hold(run):
+    params = run.problem.parameters()
+    shards = [
+        [Layer(*(a if own else None for a, own in zip(layer, owns, strict=True))) for layer, owns in pairs]
+        for pairs in (
+            zip(cut(params, parts), flags, strict=True) for parts, flags in zip(layout(run), owned(run), strict=True)
+        )
+    ]
+    for got, want in zip(merge(run, shards), params, strict=True):
+        np.testing.assert_array_equal(got.w, want.w)
+        np.testing.assert_array_equal(got.b, want.b)
+
+
+SHAPES = {  # of w and b in layers 0 and 1 on 4 ranks, width 8
+    "data_parallel": (((8, 8), (8,)), ((8, 8), (8,))),
+    "tensor_parallel": (((8, 2), (2,)), ((8, 2), (2,))),
+    "megatron_tensor_parallel": (((8, 2), (2,)), ((2, 8), (8,))),
+}
+
+
+@pytest.mark.parametrize("strategy", SHAPES)
+@pytest.mark.parametrize("rank", range(4))
+def test_shapes_by_hand(strategy, rank):
+    run = Run("torch", strategy, 4, Problem(batch=8, width=8, layers=2))
+    shards = cut(run.problem.parameters(), layout(run)[rank])
+    assert tuple((layer.w.shape, layer.b.shape) for layer in shards) == SHAPES[strategy]
+
+
+def test_tensor_parallel_rank_1_of_2_holds_the_second_half_of_the_columns():
+    run = Run("torch", "tensor_parallel", 2, Problem(batch=8, width=4, layers=1))
+    (full,), (mine,) = run.problem.parameters(), cut(run.problem.parameters(), layout(run)[1])
+    np.testing.assert_array_equal(mine.w, full.w[:, 2:])
+    np.testing.assert_array_equal(mine.b, full.b[2:])
+
+
+def test_stages_hold_consecutive_layers_the_first_ones_more():
+    run = Run("torch", "pipeline_parallel", 4, Problem(batch=8, width=4, layers=7))
+    held = [[name for part in parts for name in names(part)] for parts in layout(run)]
+    assert held == [["w0", "b0", "w1", "b1"], ["w2", "b2", "w3", "b3"], ["w4", "b4", "w5", "b5"], ["w6", "b6"]]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_merge_refuses_a_shard_of_another_shape(strategy):
+    run = Run("torch", strategy, 2, Problem(batch=8, width=4, layers=2), microbatches=1)
+    shards = [cut(run.problem.parameters(), parts) for parts in layout(run)]
+    shards[0][0] = Layer(np.zeros((3, 4)), shards[0][0].b)
+    with pytest.raises(ValueError, match=r"rank 0 holds w0 as \(3, 4\) where the layout says"):
+        merge(run, shards)
+    with pytest.raises(ValueError, match="rank 0 holds 0 layers where the layout says"):
+        merge(run, [[], shards[1]])

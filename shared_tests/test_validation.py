@@ -1,0 +1,95 @@
+"""What cannot work is refused in one line with the numbers; what can work is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.layout import layout
+from contract.problem import DTYPES, Problem
+from contract.strategy import AXES, IMPLEMENTATIONS, Run, impossible
+
+REFUSED = [
+    ({"implementation": "tf"}, "unknown implementation 'tf'; known: torch, shard_map, annotated"),
+    ({"strategy": "fsdp"}, "unknown strategy 'fsdp'; known: single_device, data_parallel, tensor_parallel, "
+                           "megatron_tensor_parallel, pipeline_parallel"),
+    ({"problem": Problem(dtype="int8")}, "unknown dtype 'int8'; known: float64, float32, bfloat16"),
+    ({"optimizer": "lion"}, "unknown optimizer 'lion'; known: sgd, adamw"),
+    ({"device": "tpu"}, "unknown device 'tpu'; known: auto, cpu, cuda"),
+    ({"degree": 0}, "degree must be at least 1, got 0"),
+    ({"degree": -2}, "degree must be at least 1, got -2"),
+    ({"problem": Problem(batch=0)}, "batch must be at least 1, got 0"),
+    ({"problem": Problem(width=0)}, "width must be at least 1, got 0"),
+    ({"problem": Problem(layers=0)}, "layers must be at least 1, got 0"),
+    ({"problem": Problem(seed=-1)}, "seed must be at least 0, got -1"),
+    ({"steps": 0}, "steps must be at least 1, got 0"),
+    ({"microbatches": 0}, "microbatches must be at least 1, got 0"),
+    ({"strategy": "single_device", "degree": 2}, "single_device runs on 1 rank, got degree 2"),
+    ({"problem": Problem(batch=3)}, "data_parallel over 4 ranks needs a batch of at least 4, got 3"),
+    ({"strategy": "tensor_parallel", "problem": Problem(width=10)},
+     "tensor_parallel needs a width divisible by its degree: width 10, degree 4"),
+    ({"strategy": "megatron_tensor_parallel", "problem": Problem(width=10)},
+     "megatron_tensor_parallel needs a width divisible by its degree: width 10, degree 4"),
+    ({"strategy": "megatron_tensor_parallel", "problem": Problem(layers=5)},
+     "megatron_tensor_parallel splits layers in pairs and needs an even number, got 5"),
+    ({"strategy": "pipeline_parallel", "problem": Problem(layers=3)},
+     "pipeline_parallel over 4 stages needs at least 4 layers, got 3"),
+    ({"strategy": "pipeline_parallel", "problem": Problem(batch=7), "microbatches": 8},
+     "8 microbatches need a batch of at least 8, got 7"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "line"), REFUSED, ids=[line for _, line in REFUSED])
+def test_a_run_that_cannot_work_is_refused_in_one_line(changes, line):
+    with pytest.raises(ValueError) as caught:
+        Run(**changes)
+    assert str(caught.value) == line
+    with pytest.raises(ValueError):
+        replace(Run(), **changes)
+
+
+ALLOWED = [
+    {"strategy": "data_parallel", "problem": Problem(batch=5)},
+    {"strategy": "data_parallel", "problem": Problem(width=10, layers=5)},
+    {"strategy": "tensor_parallel", "problem": Problem(batch=1, width=4, layers=5)},
+    {"strategy": "megatron_tensor_parallel", "problem": Problem(batch=1, layers=2)},
+    {"strategy": "pipeline_parallel", "problem": Problem(batch=10, width=3, layers=5)},
+    {"strategy": "pipeline_parallel", "problem": Problem(batch=1), "microbatches": 1},
+    {"strategy": "data_parallel", "problem": Problem(batch=4), "microbatches": 100},  # microbatches are no matter here
+]
+
+
+@pytest.mark.parametrize("changes", ALLOWED, ids=str)
+def test_a_run_that_can_work_is_not_refused(changes):
+    assert impossible(Run(**changes)) is None
+
+
+@given(
+    st.sampled_from(tuple(AXES)),
+    st.integers(1, 6),
+    st.builds(Problem, st.integers(1, 6), st.integers(1, 12), st.integers(1, 8), st.sampled_from(DTYPES)),
+    st.integers(1, 8),
+)
+def test_what_is_allowed_has_a_layout_with_something_for_every_rank(strategy, degree, problem, microbatches):
+    try:
+        run = Run("torch", strategy, degree, problem, microbatches=microbatches)
+    except ValueError as error:
+        assert "\n" not in str(error) and any(digit in str(error) for digit in "0123456789")
+        return
+    parts = layout(run)
+    assert len(parts) == degree and all(rank for rank in parts)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_mesh_is_named_by_its_axis(implementation):
+    named = {s: Run(implementation, s, 1 if s == "single_device" else 2, microbatches=1).mesh for s in AXES}
+    assert named == {
+        "single_device": "1",
+        "data_parallel": "dp=2",
+        "tensor_parallel": "tp=2",
+        "megatron_tensor_parallel": "tp=2",
+        "pipeline_parallel": "pp=2",
+    }
