@@ -1,0 +1,1 @@
+"""The JAX side: strategies, collectives, targets and the HLO reader."""
