@@ -57,13 +57,16 @@ def loss_and_grads(params: list[Layer], batch: Batch, mesh: DeviceMesh, run: Run
     group = mesh.get_group(AXIS)
     clear_grads(params)
     share = share_of_loss(params, batch)
+    total = share.detach().clone()
+    summed = dist.all_reduce(total, group=group, async_op=True)
     if run.overlap:
         with overlapped_all_reduce(params, group):
             share.backward()
     else:
         share.backward()
         all_reduce_grads(params, group)
-    return all_reduce(share.detach(), group), grads_of(params)
+    summed.wait()
+    return total, grads_of(params)
 
 
 def all_reduce_grads(params: list[Layer], group: ProcessGroup) -> None:

@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from contract.problem import Batch, Layer, split_slices
 from contract.schedule import Action, actions, gpipe
 from contract.strategy import Run
-from torch_impl.collectives import all_reduce
 from torch_impl.model import clear_grads, gelu, grads_of, squared_error
 
 AXIS = "pp"
@@ -95,8 +94,10 @@ def execute(params: list[Layer], batch: Batch, mesh: DeviceMesh, run: Run, kinds
             outgoing = x.grad
         if 0 <= target(action) <= last:
             sends.append((dist.isend(outgoing, group=group, group_dst=target(action)), outgoing))
+        if action == Action("forward", run.microbatches - 1):  # the loss is told to all while the backward pass runs
+            sends.append((dist.all_reduce(total, group=group, async_op=True), total))
         if not ahead:
             incoming = receive(following)
     for work, _ in sends:
         work.wait()
-    return all_reduce(total, group)
+    return total
