@@ -54,6 +54,7 @@ class Record:
     axis: mesh axis, where known. group_size: ranks that take part; None for a permute or when unknown. groups: the
     ranks of each group. edges: (source, target) pairs of a permute. name, computation: where a compiler's text has it.
     source: file:line of the user's code. flags: what a reader should know ("promoted"). detail: parameter or layer.
+    parts: the payload bytes of each operand where several were combined into this one, else empty.
     """
 
     op: str
@@ -72,6 +73,7 @@ class Record:
     source: str | None = None
     flags: tuple[str, ...] = ()
     detail: str | None = None
+    parts: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain JSON types; `Record.from_json` is its inverse."""
@@ -85,7 +87,8 @@ class Record:
         for key in ("groups", "edges"):
             if values.get(key) is not None:
                 values[key] = tuple(tuple(ranks) for ranks in values[key])
-        values["flags"] = tuple(values.get("flags", ()))
+        for key in ("flags", "parts"):
+            values[key] = tuple(values.get(key, ()))
         return Record(**values)
 
 
