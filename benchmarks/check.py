@@ -13,10 +13,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import machine
+from benchmarks.interrupt import deferred_interrupts
 from contract import reference
 from contract.problem import Problem
 from contract.proof import Proof, prove
@@ -121,13 +123,9 @@ def executor(runs: Sequence[Run], timeout: float, stack: ExitStack) -> Callable[
 
     def execute(run: Run) -> RunResult:
         with failing_as(run):
-            if run.implementation == "torch":
-                from torch_impl import train
-
-                return train.run(run, pool)
-            from jax_impl import train
-
-            return train.run(run)
+            with deferred_interrupts():
+                train = import_module("torch_impl.train" if run.implementation == "torch" else "jax_impl.train")
+            return train.run(run, pool) if run.implementation == "torch" else train.run(run)
 
     return execute
 
@@ -136,7 +134,8 @@ def start_jax(count: int, device: str) -> None:
     """Import jax with `count` devices, whose number is fixed from then on."""
     from jax_impl import devices
 
-    devices.prepare(count, device)
+    with deferred_interrupts():
+        devices.prepare(count, device)
     devices.devices(count, device)
 
 

@@ -12,6 +12,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from benchmarks.interrupt import reliable_interrupts
+
 app = typer.Typer(
     help="Parallel training in torch.distributed and in JAX: proven equal, and its communication compared.",
     add_completion=False,
@@ -21,8 +23,10 @@ app = typer.Typer(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. argv: without the program's name; by default the process's own."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        status = app(list(sys.argv[1:] if argv is None else argv), prog_name="shardiff", standalone_mode=False)
+        with reliable_interrupts():
+            status = app(arguments, prog_name="shardiff", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except Exception as error:
