@@ -66,14 +66,17 @@ def run(run: Run) -> RunResult:
 def _update(
     params: list[Layer], grads: list[Layer], state: dict[str, list[Layer]], step: int, optimizer: str
 ) -> tuple[list[Layer], dict[str, list[Layer]]]:
+    """Parameters and state after one update; `step` counts from 1."""
     slots = SLOTS[optimizer]
-    new: dict[str, list[Layer]] = {"params": [], **{slot: [] for slot in slots}}
-    for layer in range(len(params)):
-        rows = []
-        for kind in range(2):
-            p, g, *old = params[layer][kind], grads[layer][kind], *(state[slot][layer][kind] for slot in slots)
-            updated = sgd_update(p, g, *old, Sgd()) if optimizer == "sgd" else adamw_update(p, g, *old, step, AdamW())
-            rows.append(updated)
-        for key, (w, b) in zip(("params", *slots), zip(*rows, strict=True), strict=True):
-            new[key].append(Layer(w, b))
-    return new.pop("params"), new
+
+    def update(p: np.ndarray, g: np.ndarray, *old: np.ndarray) -> tuple[np.ndarray, ...]:
+        if optimizer == "sgd":
+            return sgd_update(p, g, *old, opt=Sgd())
+        return adamw_update(p, g, *old, step=step, opt=AdamW())
+
+    new: list[list[Layer]] = [[] for _ in ("params", *slots)]
+    for tensors in zip(params, grads, *(state[slot] for slot in slots), strict=True):
+        w, b = (update(*(layer[kind] for layer in tensors)) for kind in range(2))
+        for layers, layer in zip(new, map(Layer, w, b), strict=True):
+            layers.append(layer)
+    return new[0], dict(zip(slots, new[1:], strict=True))
