@@ -1,0 +1,112 @@
+"""What the tests share: worker processes, JAX devices, and the results of runs, each computed once.
+
+An implementation that cannot be loaded makes its tests errors; only `-m gpu` tests may skip, for want of a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from benchmarks.machine import num_gpus
+from contract import reference
+from contract.strategy import Run, RunResult
+from jax_impl import devices
+from torch_impl.launch import Workers, workers
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch shares the GPU, where there is one
+devices.prepare(8, "auto")  # before anything uses jax
+
+Execute = Callable[[Run], RunResult]
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[Workers]:
+    """Worker processes on the CPU for calls of up to 4 ranks."""
+    with workers(4, "cpu", timeout=60) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def execute(pool: Workers) -> Iterator[Execute]:
+    """Runs any implementation. The same run is computed once, and its result must not be changed.
+
+    Runs that differ in the number of steps alone share one compiled step.
+    """
+    from jax_impl import train as jax_train
+    from torch_impl import train as torch_train
+
+    results: dict[Run, RunResult] = {}
+    steps: dict[Any, Any] = {}
+    compile_step = jax_train.compile_step
+
+    def compile_once(strategy: Any, mesh: Any, run: Run, *rest: Any) -> Any:
+        key = strategy, mesh, replace(run, steps=1)
+        if key not in steps:
+            steps[key] = compile_step(strategy, mesh, run, *rest)
+        return steps[key]
+
+    def result(run: Run) -> RunResult:
+        if run not in results:
+            results[run] = torch_train.run(run, pool) if run.implementation == "torch" else jax_train.run(run)
+        return results[run]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax_train, "compile_step", compile_once)
+        yield result
+
+
+@pytest.fixture(scope="session")
+def reference_of() -> Execute:
+    """The reference's result of a run; computed once for all strategies, implementations, degrees and dtypes."""
+    results: dict[Run, RunResult] = {}
+
+    def result(run: Run) -> RunResult:
+        key = replace(run, implementation="torch", strategy="single_device", degree=1, microbatches=1, overlap=True)
+        key = replace(key, problem=replace(run.problem, dtype="float64"))
+        if key not in results:
+            results[key] = reference.run(key)
+        return results[key]
+
+    return result
+
+
+@pytest.fixture(scope="session")
+def execute_on_gpu() -> Iterator[Execute]:
+    """Runs any implementation on one GPU."""
+    from jax_impl import train as jax_train
+    from torch_impl import train as torch_train
+
+    results: dict[Run, RunResult] = {}
+    with workers(1, "cuda", timeout=120) as started:
+
+        def result(run: Run) -> RunResult:
+            if run not in results:
+                results[run] = torch_train.run(run, started) if run.implementation == "torch" else jax_train.run(run)
+            return results[run]
+
+        yield result
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none. A GPU that a framework cannot use is no reason to skip.
+
+    Under pytest-xdist with --dist loadgroup, tests that look at the same results go to the same process.
+    """
+    if num_gpus() == 0:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="this machine has no NVIDIA GPU"))
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            run = item.callspec.params.get("run") if hasattr(item, "callspec") else None
+            group = item.path.stem + (f"-{run.strategy}" if isinstance(run, Run) else "")
+            item.add_marker(pytest.mark.xdist_group(group))

@@ -1,0 +1,56 @@
+"""What a run has to show: the shards that the layout gives its ranks, and the claims of `contract.proof`."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+
+from contract.layout import cut, layout, names
+from contract.proof import prove
+from contract.strategy import Run, RunResult
+
+
+def single_device(run: Run) -> Run:
+    """The run of the same implementation on one device, where nothing is communicated."""
+    return replace(run, strategy="single_device", degree=1, microbatches=1, overlap=True)
+
+
+def initial_shards(run: Run) -> list[dict[str, tuple[tuple[int, ...], str, int, str]]]:
+    """For each rank, parameter name -> (shape, dtype, bytes, digest of the initial value), from the layout alone."""
+    params, dtype, ranks = run.problem.parameters(), run.problem.dtype, []
+    for parts in layout(run):
+        held = {}
+        for part, layer in zip(parts, cut(params, parts), strict=True):
+            for name, full in zip(names(part), layer, strict=True):
+                array = (
+                    full.astype(np.float32).astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else full.astype(dtype)
+                )
+                held[name] = (array.shape, dtype, array.nbytes, digest(array))
+        ranks.append(held)
+    return ranks
+
+
+def digest(array: np.ndarray) -> str:
+    """As `Shard.digests` has it: of the bits in C order."""
+    return hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8), digest_size=8).hexdigest()
+
+
+def misplaced(run: Run, got: RunResult) -> list[str]:
+    """A line for each parameter that a rank does not hold as the layout says, at the start."""
+    wrong = []
+    for rank, want in enumerate(initial_shards(run)):
+        held = got.shards[rank]
+        for name in sorted(want.keys() | held.keys()):
+            shard = held.get(name)
+            has = shard and (shard.shape, shard.dtype, shard.nbytes, shard.digests[0])
+            if has != want.get(name):
+                wrong.append(f"shards: rank {rank} holds {name} as {has}, not {want.get(name)}")
+    return wrong
+
+
+def failures(run: Run, got: RunResult, want: RunResult, own: RunResult | None = None) -> list[str]:
+    """A line for each claim that does not hold; the words before the colon name the claim."""
+    return [*misplaced(run, got), *prove(run, got, want, own).failures]
