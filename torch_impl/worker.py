@@ -41,7 +41,7 @@ class Job:
     cuda: bool
     directory: str
     timeout: float
-    module: str
+    module: str | None
     payload: bytes
 
 
@@ -103,11 +103,12 @@ def receive(sock: socket.socket) -> Any:
 
 
 def _read(sock: socket.socket, size: int) -> bytearray:
-    data = bytearray()
-    while len(data) < size:
-        if not (chunk := sock.recv(min(size - len(data), 1 << 20))):
-            raise EOFError("the other side is gone")
-        data += chunk
+    data = bytearray(size)
+    with memoryview(data) as rest:
+        while rest:
+            if not (count := sock.recv_into(rest)):
+                raise EOFError("the other side is gone")
+            rest = rest[count:]
     return data
 
 
@@ -136,13 +137,13 @@ def start_ranks(directory: str, count_gpus: bool) -> NoReturn:
                 break
             request = receive(control)
             if isinstance(request, Job):
-                pids = _fork(request, control, [socket.socket(fileno=fd) for fd in fds])
-                answer = None
+                pids, answer = _fork(request, control, [socket.socket(fileno=fd) for fd in fds]), None
             elif request == "gpus":
                 answer = num_gpus
             else:
                 pids, answer = [], _end(pids, request)
             send(control, (failure, answer))
+            del request  # it can be large
     finally:
         _end(pids, [False] * len(pids))
         shutil.rmtree(directory, ignore_errors=True)
@@ -164,11 +165,12 @@ def _count_gpus() -> int:
 def _fork(job: Job, control: socket.socket, sockets: list[socket.socket]) -> list[int]:
     """Start the ranks; their pids."""
     with suppress(BaseException):  # a rank meets the same error, and shows it
-        importlib.import_module(job.module)
+        importlib.import_module(job.module or "builtins")
     pids, starter = [], os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # libraries warn that a fork has none of their threads; ranks make their own
         for rank, sock in enumerate(sockets):
+            sock.set_inheritable(False)
             pid = os.fork()
             if not pid:
                 try:
@@ -232,8 +234,7 @@ def _run(rank: int, sock: socket.socket, job: Job) -> NoReturn:
         this.send("result", result)
         this.released.wait()  # a rank that closes its connections early would disturb those that still use them
         dist.destroy_process_group()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
         os._exit(0)
     except BaseException as error:
         if isinstance(error, Exception) and error.__traceback__ is not None:
@@ -241,10 +242,16 @@ def _run(rank: int, sock: socket.socket, job: Job) -> NoReturn:
         text = "".join(traceback.format_exception(error))
         secondary = isinstance(error, RuntimeError) and any(sign in str(error) for sign in SECONDARY)
         this.send("error", time.monotonic(), this.phase, text, secondary)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
         threading.Event().wait()  # the caller ends it
     os._exit(1)
+
+
+def _flush() -> None:
+    """os._exit does not."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
 
 
 def num_cores() -> int:

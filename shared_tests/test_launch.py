@@ -1,0 +1,430 @@
+"""Worker processes start, give their results by rank, and, however they fail, it is said and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from torch_impl import worker
+from torch_impl.launch import WorkerError, Workers, report_phase, report_progress, run_on_ranks, workers
+
+ROOT = Path(__file__).parents[1]
+NUM_RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Workers]:
+    with workers(NUM_RANKS, "cpu") as pool:
+        yield pool
+
+
+@pytest.fixture
+def patience(pool: Workers) -> Iterator[float]:
+    """A short timeout, for calls that get stuck."""
+    before, pool.timeout = pool.timeout, 2.5
+    yield pool.timeout
+    pool.timeout = before
+
+
+# What the ranks run
+
+
+def rank_sum(device: torch.device, value: float = 1.0) -> tuple[int, int, float]:
+    total = torch.tensor(value * dist.get_rank())
+    dist.all_reduce(total)
+    return dist.get_rank(), dist.get_world_size(), total.item()
+
+
+def step(device: torch.device, fault: Fault | None = None) -> int:
+    """Two collectives in two phases, as a training step has them. The fault is in place since it was unpickled."""
+    for phase in ("forward", "backward"):
+        report_phase(phase)
+        dist.all_reduce(torch.ones(100))
+    report_phase("update")
+    return os.getpid()
+
+
+class Fault:
+    """An argument that makes rank `rank` fail when it reports `phase`. It does so by being unpickled there."""
+
+    def __init__(self, phase: str, how: str, rank: int = 2):
+        self.args = (phase, how, rank)
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[str, str, int]]:
+        return plant, self.args
+
+
+def plant(where: str, how: str, rank: int) -> None:
+    this = worker._this_rank
+    if this is None or this.rank != rank:
+        return
+    report = this.report_phase
+
+    def report_and_fail(phase: str) -> None:
+        report(phase)
+        if phase == where:
+            fail(how)
+
+    this.report_phase = report_and_fail
+
+
+def fail(how: str) -> None:
+    if how == "raise":
+        raise ValueError("the planted error")
+    elif how == "allocate":
+        torch.empty(1 << 60, dtype=torch.uint8)
+    elif how == "exit 0":
+        os._exit(0)
+    elif how == "sleep":
+        time.sleep(1000)
+    elif how == "spin":
+        while True:
+            pass
+    else:
+        os.kill(os.getpid(), signal.Signals[how])
+
+
+def double(device: torch.device, array: np.ndarray) -> np.ndarray:
+    return array * (2 if dist.get_rank() == 0 else 0)
+
+
+def count(device: torch.device, pause: float = 0) -> int:
+    for i in range(3):
+        report_progress((i, os.getpid()))
+        time.sleep(pause)
+    return threads() if pause == 0 else 0
+
+
+def threads() -> int:
+    return torch.get_num_threads()
+
+
+def pickles_badly(device: torch.device) -> Any:
+    return lambda: None
+
+
+def listening(device: torch.device) -> list[str]:
+    """The addresses at which this process listens, once it has connected to the others."""
+    dist.all_reduce(torch.ones(1))
+    return [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+
+
+# Calls that succeed
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 2, 1])
+def test_results_come_by_rank(pool: Workers, world_size: int) -> None:
+    total = 1.5 * world_size * (world_size - 1) / 2
+    expected = [(rank, world_size, total) for rank in range(world_size)]
+    assert pool.call(rank_sum, 1.5, world_size=world_size) == expected
+
+
+def test_a_call_starts_fresh_processes(pool: Workers) -> None:
+    first, second = pool.call(step), pool.call(step)
+    assert len({*first, *second, os.getpid()}) == 2 * NUM_RANKS + 1
+
+
+def test_large_arrays_there_and_back(pool: Workers) -> None:
+    array = np.arange(8 << 20, dtype=np.float64)
+    doubled, zero = pool.call(double, array, world_size=2)
+    assert np.array_equal(doubled, 2 * array) and not zero.any() and doubled.flags.writeable
+
+
+def test_progress_arrives_in_order(pool: Workers) -> None:
+    seen: list[tuple[int, int]] = []
+    pool.call(count, world_size=2, on_progress=lambda rank, value: seen.append((rank, value[0])))
+    assert [i for rank, i in seen if rank == 0] == [i for rank, i in seen if rank == 1] == [0, 1, 2]
+
+
+def test_ranks_share_the_cores(pool: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "OMP_NUM_THREADS" in os.environ:
+        pytest.skip("OMP_NUM_THREADS is set")
+    for world_size in (1, NUM_RANKS):
+        expected = max(1, worker.num_cores() // world_size)
+        assert pool.call(count, world_size=world_size) == [expected] * world_size
+
+
+def test_two_pools_at_once(pool: Workers) -> None:
+    with workers(2, "cpu") as other, ThreadPoolExecutor() as threads:
+        calls = [threads.submit(one.call, rank_sum, 2.0, world_size=2) for one in (pool, other)]
+        assert [call.result() for call in calls] == [[(0, 2, 2.0), (1, 2, 2.0)]] * 2
+        assert pool.directory != other.directory
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ranks_listen_on_loopback_only(pool: Workers) -> None:
+    addresses = {address for rank in pool.call(listening) for address in rank}
+    assert addresses and addresses <= {"127.0.0.1", "::1"}
+
+
+# Calls that cannot work
+
+
+def test_sizes_and_devices_that_cannot_work_are_refused(pool: Workers) -> None:
+    for world_size in (0, NUM_RANKS + 1):
+        with pytest.raises(ValueError, match=f"pool of {NUM_RANKS} ranks cannot run {world_size}"):
+            pool.call(rank_sum, world_size=world_size)
+    with pytest.raises(ValueError, match="world_size must be 1 to 250, got 0"), workers(0):
+        pass
+    with pytest.raises(ValueError, match="unknown device 'tpu'"):
+        run_on_ranks(rank_sum, world_size=1, device="tpu")
+
+
+def test_cuda_needs_a_gpu_per_rank() -> None:
+    n = torch.cuda.device_count() + 1
+    with pytest.raises(ValueError, match=f"{n} ranks, {n - 1} GPUs"):
+        run_on_ranks(rank_sum, world_size=n, device="cuda")
+
+
+# Calls that fail
+
+
+def assert_nothing_runs(pool: Workers) -> None:
+    """The ranks of a call have ended when it returns, and have been waited for."""
+    assert psutil.Process(pool.starter.pid).children() == []
+    assert list(Path(pool.directory).glob("call-*")) == []
+
+
+@pytest.mark.parametrize("phase", ["rendezvous", "start-up", "forward", "backward", "update", "teardown"])
+@pytest.mark.parametrize("how", ["raise", "SIGKILL"])
+def test_failed_rank_is_named_first_with_its_phase(pool: Workers, phase: str, how: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(WorkerError) as caught:
+        pool.call(step, Fault(phase, how))
+    assert time.monotonic() - began < 10
+    assert (caught.value.rank, caught.value.phase) == (2, phase)
+    if how == "raise":
+        assert caught.value.kind == "raised"
+        assert str(caught.value).startswith(
+            f"rank 2 of 4 raised in phase {phase}:\n\nTraceback (most recent call last)"
+        )
+        assert caught.value.traceback.rstrip().endswith("ValueError: the planted error")
+    else:
+        assert caught.value.kind == "died"
+        assert str(caught.value).startswith(f"rank 2 of 4 died in phase {phase}: killed by SIGKILL")
+    assert_nothing_runs(pool)
+    assert len(pool.call(step)) == NUM_RANKS
+
+
+@pytest.mark.parametrize(
+    "how, said",
+    [
+        ("exit 0", "died in phase backward: it exited with status 0"),
+        ("SIGSEGV", "died in phase backward: killed by SIGSEGV\n\nFatal Python error: Segmentation fault"),
+        ("allocate", "raised in phase backward:\n\nTraceback"),
+    ],
+)
+def test_how_it_failed_is_said(pool: Workers, how: str, said: str) -> None:
+    with pytest.raises(WorkerError) as caught:
+        pool.call(step, Fault("backward", how, rank=0))
+    assert str(caught.value).startswith(f"rank 0 of 4 {said}")
+    assert_nothing_runs(pool)
+
+
+@pytest.mark.parametrize(
+    "phase, how, said",
+    [
+        ("rendezvous", "SIGSTOP", "it is stopped"),
+        ("forward", "sleep", "time.sleep(1000)"),
+        ("backward", "spin", "while True"),
+        ("teardown", "SIGSTOP", "it is stopped"),
+    ],
+)
+def test_stuck_rank_is_named_first_with_its_phase(
+    pool: Workers, patience: float, phase: str, how: str, said: str
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(WorkerError) as caught:
+        pool.call(step, Fault(phase, how))
+    assert time.monotonic() - began < patience + 10
+    assert (caught.value.rank, caught.value.phase, caught.value.kind) == (2, phase, "stuck")
+    assert said in str(caught.value)
+    assert_nothing_runs(pool)
+
+
+def test_slow_is_not_stuck(pool: Workers, patience: float) -> None:
+    assert pool.call(count, patience * 0.5, world_size=1) == [0]
+
+
+def test_result_that_cannot_be_pickled_is_the_ranks_error(pool: Workers) -> None:
+    with pytest.raises(WorkerError, match="(?s)rank . of 4 raised in phase teardown.*pickle"):
+        pool.call(pickles_badly)
+
+
+def test_error_in_the_callers_callback_ends_the_ranks(pool: Workers) -> None:
+    with pytest.raises(ZeroDivisionError):
+        pool.call(count, 100, on_progress=lambda rank, value: 1 // 0)
+    assert_nothing_runs(pool)
+
+
+def test_pool_outlives_its_starter(pool: Workers) -> None:
+    seen: list[int] = []
+
+    def kill_starter(rank: int, value: tuple[int, int]) -> None:
+        seen.append(value[1])
+        pool.starter.kill()
+
+    with pytest.raises(WorkerError, match="the process that starts the ranks failed: killed by SIGKILL"):
+        pool.call(count, 100, on_progress=kill_starter)
+    assert_gone(seen)
+    assert len(pool.call(step)) == NUM_RANKS
+
+
+# Scripts of their own
+
+
+def script(tmp_path: Path, text: str, *command: str, **options: Any) -> subprocess.Popen[str]:
+    """Start a script that is not in the package, by default with this Python."""
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    environment |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
+    return subprocess.Popen(
+        [*(command or [sys.executable]), str(path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """Exit status, standard output, standard error."""
+    with process:
+        try:
+            out, err = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return process.returncode, out, err
+
+
+def assert_gone(pids: list[int], patience: float = 5) -> None:
+    """Processes end within a moment. A dead one that its new parent has not waited for yet is gone too."""
+    until = time.monotonic() + patience
+    alive = set(pids)
+    while alive and time.monotonic() < until:
+        alive = {pid for pid in alive if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"}
+        time.sleep(0.01)
+    assert not alive
+
+
+PLAIN = """
+from shared_tests.test_launch import rank_sum
+from torch_impl.launch import run_on_ranks
+print(run_on_ranks(rank_sum, world_size=2, device="cpu"))
+"""
+
+
+def test_script_without_main_guard_or_standard_input(tmp_path: Path) -> None:
+    process = script(tmp_path, PLAIN, "sh", "-c", f'exec "{sys.executable}" "$0" <&-')
+    assert finish(process) == (0, "[(0, 2, 1.0), (1, 2, 1.0)]\n", "")
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_output_of_ranks_passes_through(tmp_path: Path) -> None:
+    (tmp_path / "speaks.py").write_text(
+        "import sys\ndef speak(device):\n    print('out'); print('err', file=sys.stderr)"
+    )
+    process = script(
+        tmp_path,
+        "import speaks; from torch_impl.launch import run_on_ranks\nrun_on_ranks(speaks.speak, world_size=1)",
+    )
+    assert finish(process) == (0, "out\n", "err\n")
+
+
+FUNCTION_IN_MAIN = """
+import torch_impl.launch
+def function(device):
+    return 7
+if __name__ == "__main__":
+    print(torch_impl.launch.run_on_ranks(function, world_size=1))
+"""
+
+
+def test_function_in_main(tmp_path: Path) -> None:
+    """`python -m` names a module that ranks can import, `python script.py` does not."""
+    code, _, err = finish(script(tmp_path, FUNCTION_IN_MAIN))
+    assert code == 1 and "ValueError: function is defined in the script that runs; ranks need it in a module" in err
+    (tmp_path / "tmp").rmdir()
+    (tmp_path / "there").mkdir()
+    process = script(tmp_path, FUNCTION_IN_MAIN, sys.executable, "-m", "script", cwd=tmp_path)
+    assert finish(process) == (0, "[7]\n", "")
+
+
+ALONE = """
+import fcntl, socket, struct
+socket.sethostname("no-such-host.invalid")
+with socket.socket() as s:  # lo up, by SIOCSIFFLAGS
+    fcntl.ioctl(s, 0x8914, struct.pack("16sh14x", b"lo", 1))
+"""
+
+
+def test_host_name_that_does_not_resolve_and_no_network_but_loopback(tmp_path: Path) -> None:
+    unshare = ("unshare", "--map-root-user", "--uts", "--net")
+    try:
+        subprocess.run([*unshare, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("cannot make namespaces here")
+    assert finish(script(tmp_path, ALONE + PLAIN, *unshare, sys.executable)) == (0, "[(0, 2, 1.0), (1, 2, 1.0)]\n", "")
+
+
+LONG = """
+import sys
+from shared_tests.test_launch import count
+from torch_impl.launch import workers
+try:
+    with workers(2, "cpu") as pool:
+        pool.call(count, 100, on_progress=lambda rank, value: print(pool.starter.pid, value[1], flush=True))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nothing_outlives_the_caller(tmp_path: Path, how: signal.Signals, stopped: bool) -> None:
+    process = script(tmp_path, LONG)
+    assert process.stdout is not None
+    pids = [int(pid) for _ in range(2) for pid in process.stdout.readline().split()]
+    assert len(set(pids)) == 3
+    if stopped:
+        os.kill(pids[-1], signal.SIGSTOP)
+    os.killpg(process.pid, how)
+    assert finish(process) == (130 if how == signal.SIGINT else -how, "", "")
+    assert_gone(pids)
+    until = time.monotonic() + 5
+    while list((tmp_path / "tmp").iterdir()) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+
+
+def test_torchrun_is_honoured(tmp_path: Path) -> None:
+    text = PLAIN.replace("print(", "results = (") + "import sys\nsys.stdout.write(f'{results} {results}\\n')"
+    code, out, err = finish(script(tmp_path, text, *TORCHRUN))
+    assert code == 0, err
+    assert out == "[(0, 2, 1.0), (1, 2, 1.0)] [(0, 2, 1.0), (1, 2, 1.0)]\n" * 2
+
+
+def test_torchrun_with_another_number_of_processes(tmp_path: Path) -> None:
+    code, _, err = finish(script(tmp_path, PLAIN.replace("size=2", "size=3"), *TORCHRUN))
+    assert code != 0 and "ValueError: the run needs 3 ranks, torchrun started 2" in err
