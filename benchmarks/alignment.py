@@ -177,13 +177,13 @@ def _rewrites(
     links: Links,
     sense: Sense,
     rule: str,
-    written: tuple[str, ...],
-    derived: tuple[str, ...],
+    written: Sequence[str],
+    derived: Sequence[str],
 ) -> None:
     """Atoms of the ops `written` for which those of the ops `derived`, of the same size, stand."""
     joined = len(written) > 1  # several were written, one stands for them
     singles, many, ops = (theirs, ours, written) if joined else (ours, theirs, derived)
-    single_op, *_ = derived if joined else written
+    single_op = (derived if joined else written)[0]
     candidates = _candidates(many, sense)
     for one in singles:
         while one.left and one.record.op == single_op:
