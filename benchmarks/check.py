@@ -177,7 +177,7 @@ def show(runs: Sequence[Run], timeout: float, as_json: bool) -> int:
     elif checked and not as_json:
         console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
         console.print(table(checked, console.width))
-        for line in [*summary(checked), setting(runs[0]), machine.summary(machine.facts())]:
+        for line in [*summary(checked), setting(runs), machine.summary(machine.facts())]:
             console.print(line, markup=False)
     if failed:
         print(failed.report.rstrip(), file=sys.stderr)
@@ -186,11 +186,13 @@ def show(runs: Sequence[Run], timeout: float, as_json: bool) -> int:
     return 0 if all(row.proof.passed for row in checked) else 1
 
 
-def setting(run: Run) -> str:
-    """What every run of a check has in common."""
-    problem = run.problem
-    sizes = f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {run.steps} steps"
-    return f"{sizes}; pipeline_parallel in {run.microbatches} microbatches"
+def setting(runs: Sequence[Run]) -> str:
+    """What all runs of a check have in common."""
+    problem = runs[0].problem
+    shared = [f"batch {problem.batch}", f"width {problem.width}", f"{problem.layers} layers", f"{runs[0].steps} steps"]
+    for values in ({run.problem.dtype for run in runs}, {run.optimizer for run in runs}):
+        shared += values if len(values) == 1 else []
+    return f"{', '.join(shared)}; pipeline_parallel in {runs[0].microbatches} microbatches"
 
 
 def to_json(row: Row) -> dict[str, Any]:

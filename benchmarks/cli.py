@@ -6,6 +6,7 @@ worker failed, and its own error comes first; 130 interrupted.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
@@ -17,12 +18,14 @@ from benchmarks.interrupt import reliable_interrupts
 app = typer.Typer(
     help="Parallel training in torch.distributed and in JAX: proven equal, and its communication compared.",
     add_completion=False,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. argv: without the program's name; by default the process's own."""
+    _open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         with reliable_interrupts():
@@ -35,6 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _complain(f"{message().rstrip('.')}; see shardiff --help")
     return status if isinstance(status, int) else 0
+
+
+def _open_closed_streams() -> None:
+    """Give a process started without stdout or stderr a place to write, lest a file or socket take the number."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)
 
 
 def _complain(message: str) -> int:

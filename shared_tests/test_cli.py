@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import subprocess
@@ -11,10 +12,12 @@ from importlib import metadata
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from benchmarks import check, cli
 from contract.optimizer import OPTIMIZERS
-from contract.problem import DTYPES
+from contract.problem import DTYPES, Problem
+from contract.proof import prove
 from contract.strategy import AXES, DEVICES, IMPLEMENTATIONS, STRATEGIES
 from shared_tests.test_proof import ideal
 
@@ -102,6 +105,18 @@ def test_the_default_plan_is_the_lecture_s_problem_everywhere():
     assert sizes == {(4, 128, 1024, 4, "float32", "adamw")}
 
 
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
+def test_a_closed_stream_changes_nothing_but_what_is_seen(closed):
+    code = (
+        f"import os, sys; [os.close(fd) for fd in {closed}]; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    for arguments, status in (("--version", 0), ("nope", 2)):
+        command = [sys.executable, "-c", code, "-m", "benchmarks.cli", arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == status
+        assert "Traceback" not in done.stdout + done.stderr
+
+
 def test_a_plan_has_each_combination_once_and_single_device_on_one_rank():
     runs = check.plan(["torch", "torch"], ["single_device", "data_parallel"], (), ["float32", "float64"], OPTIMIZERS)
     assert len(runs) == 8
@@ -146,13 +161,13 @@ def test_the_table_has_a_line_for_every_run(ideal_runs, capsys):
     assert cli.main(SMALL) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    rows = [line.split() for line in out.splitlines() if "float32" in line]
+    rows = [line.split() for line in out.splitlines() if "=2" in line]
     assert [(row[0], row[1]) for row in rows] == [(i, s) for i in IMPLEMENTATIONS for s in STRATEGIES]
     assert {tuple(row[2:]) for row in rows if row[2] == "tp=2"} == {
         ("tp=2", "float32", "adamw", "0.0e+00", "0.0e+00", "0.0e+00", "equal")
     }
     assert "12 of 12 equal the single-device reference" in out
-    assert "batch 6, width 8, 4 layers, 2 steps" in out
+    assert "batch 6, width 8, 4 layers, 2 steps, float32, adamw; pipeline_parallel in 4 microbatches" in out
 
 
 @pytest.mark.parametrize(("factor", "shown"), [(1.25, 0.25), (math.nan, None)])
@@ -173,6 +188,17 @@ def test_a_row_that_fails_is_named_and_makes_the_status_1(factor, shown, monkeyp
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {row["strategy"] for row in rows if not row["passed"]} == {"tensor_parallel"}
     assert rows[1]["loss_error"] == (shown and pytest.approx(shown))
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_no_cell_of_the_default_table_is_folded(columns):
+    runs = check.plan(IMPLEMENTATIONS, degrees=[2], problem=Problem(6, 8, 4))
+    console = Console(width=columns, record=True, file=io.StringIO())
+    console.print(check.table([check.Row(run, prove(run, ideal(run), ideal(run))) for run in runs], columns))
+    lines = console.export_text().splitlines()
+    assert len([line for line in lines if "equal" in line]) == len(runs)
+    assert all(any(f" {run.strategy} " in line for line in lines) for run in runs)
+    assert max(map(len, lines)) <= columns
 
 
 def test_an_error_in_a_worker_comes_first_and_makes_the_status_3(monkeypatch, capsys):
