@@ -7,7 +7,9 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from contract.strategy import AXES, Run
@@ -36,3 +38,78 @@ def loss_alone(device: torch.device, run: Run) -> float:
     mesh = init_device_mesh(device.type, (run.degree,), mesh_dim_names=(AXES[run.strategy] or "one",))
     params = train.make_params(strategy, mesh, run, device)
     return strategy.loss(params, train.make_batch(strategy, mesh, run, 0, device), mesh, run).item()
+
+
+Value = tuple[str, np.ndarray] | None  # dtype and values; bfloat16 is widened to float32
+
+
+def collectives(device: torch.device, op: str, cases: Sequence[tuple[dict[str, Any], list[np.ndarray]]]) -> list[Value]:
+    """The collective `op` for each (arguments, every rank's array) of `cases`."""
+    from torch_impl import collectives
+
+    rank, world, results = dist.get_rank(), dist.group.WORLD, []
+    for arguments, arrays in cases:
+        x = tensor(arrays[rank])
+        if op == "scatter":
+            like = x[: len(x) // dist.get_world_size()]
+            x = x if rank == arguments["root"] else None
+            results.append(value(collectives.scatter(x, group=world, like=like, **arguments)))
+        else:
+            results.append(value(getattr(collectives, op)(x, group=world, **arguments)))
+    return results
+
+
+def compositions(device: torch.device, arrays: list[np.ndarray]) -> dict[str, tuple[Value, Value]]:
+    """name -> (a collective, what composes it) of this rank's array."""
+    from torch_impl import collectives as c
+
+    world, x = dist.group.WORLD, tensor(arrays[dist.get_rank()])
+    block = x[: len(x) // dist.get_world_size()]
+    gathered = c.gather(x, 0, world)
+    scattered = c.scatter(x if dist.get_rank() == 0 else None, 0, world, like=block)
+    whole = x.repeat(dist.get_world_size(), 1) if gathered is None else gathered
+    pairs = {
+        "all_reduce": (c.all_reduce(x.clone(), world), c.all_gather(c.reduce_scatter(x, world), world)),
+        "broadcast": (c.broadcast(x.clone(), 0, world), c.all_gather(scattered, world)),
+        "all_gather": (c.all_gather(x, world), c.broadcast(whole, 0, world)),
+        "reduce": (c.reduce(x.clone(), 0, world), c.gather(c.reduce_scatter(x, world), 0, world)),
+        "all_to_all": (x, c.all_to_all(c.all_to_all(x, world), world)),
+    }
+    return {name: (value(one), value(other)) for name, (one, other) in pairs.items()}
+
+
+def pair(
+    device: torch.device, name: str, rest: dict[str, Any], xs: list[np.ndarray], ys: list[np.ndarray], strided: bool
+) -> tuple[Value, Value, bool]:
+    """Output and gradient of an autograd pair at this rank's x and output gradient y; whether both are left alone.
+
+    strided: x and y lie in memory column by column.
+    """
+    from torch_impl import collectives
+
+    def laid_out(array: np.ndarray) -> torch.Tensor:
+        t = tensor(array)
+        return t.t().contiguous().t() if strided else t
+
+    x, y = laid_out(xs[dist.get_rank()]), laid_out(ys[dist.get_rank()])
+    leaf, given = x.clone().requires_grad_(), y.clone()
+    out = getattr(collectives, name)(leaf, dist.group.WORLD, **rest)
+    got = value(out)
+    out.backward(given)
+    return got, value(leaf.grad), torch.equal(leaf, x) and torch.equal(given, y)
+
+
+def tensor(array: np.ndarray) -> torch.Tensor:
+    """A copy as a tensor."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def value(t: torch.Tensor | None) -> Value:
+    """A copy as a Value."""
+    if t is None:
+        return None
+    t = t.detach()
+    wide = t.float() if t.dtype == torch.bfloat16 else t
+    return str(t.dtype).removeprefix("torch."), np.array(wide.numpy())
