@@ -7,6 +7,7 @@ STAMP := .venv/.installed-$(EXTRAS)
 .PHONY: install demo test lint format clean
 
 install: $(STAMP)
+	@:
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("shardiff needs Python 3.11 or newer, and $(PYTHON) is %d.%d: make PYTHON=python3.12 ..." % v[:2])'
