@@ -23,21 +23,22 @@ from pathlib import Path
 
 from contract.communication import Record, wire_bytes
 
-from .hlo_flow import Flow, Phases, follow_calls, is_synchronous
+from .hlo_flow import Flow, follow_calls, is_synchronous
 from .hlo_groups import Groups, device_edges, device_groups, id_lists
-from .hlo_text import (
-    STRING,
-    HloError,
+from .hlo_instruction import (
     Instruction,
     Leaf,
-    Program,
-    Statement,
-    display,
+    attributes,
+    clean,
     fields,
+    find,
     instruction,
     leaves,
-    parse,
+    source_of,
+    stack_frames,
 )
+from .hlo_phases import MAX_CALLERS, Phases
+from .hlo_text import HloError, Program, Statement, display, parse
 
 __all__ = ["HloError", "Module", "read", "read_bytes", "read_file"]
 
@@ -63,7 +64,6 @@ MODES = ("cross_replica", "cross_partition", "cross_replica_and_partition", "fla
 DTYPES = {"pred": "bool", "f": "float", "bf": "bfloat", "s": "int", "u": "uint", "c": "complex"}
 PAIRS = "_xla_send_recv_source_target_pairs"
 HOW = "compile with jax.jit(f).lower(...).compile().as_text(), or lower with .as_text(dialect='hlo')"
-ENTRY = re.compile(rf"(\d+)\s+({STRING}|\{{[^}}]*\}})", re.S)  # of a table
 MLIR = re.compile(r"\s*(?:#\w+\s*=|module\b|\"builtin\.module\"|func\.func\b|#loc)")
 
 
@@ -78,44 +78,46 @@ class Module:
 
 def read_file(path: str | Path) -> Module:
     """Read a file of HLO text, gzipped or not. Raises HloError, one line that starts with the file's name."""
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise HloError(f"{path}: no such file") from None
-    except (OSError, ValueError) as problem:
-        reason = getattr(problem, "strerror", None) or str(problem)
-        raise HloError(f"{path}: cannot be read: {reason}") from None
-    return read_bytes(data, str(path))
+    return _read(decode(load(path), str(path)), str(path))
 
 
 def read_bytes(data: bytes, name: str) -> Module:
     """Read HLO text, gzipped or not; `name` stands for it in errors. Raises HloError."""
+    return _read(decode(data, name), name)
+
+
+def read(text: str, name: str = "<text>") -> Module:
+    """Read HLO text. Raises HloError, one line that starts with `name`."""
+    return _read(text if text.isascii() else decode(text.encode("utf-8", "surrogatepass"), name), name)
+
+
+def load(path: str | Path) -> bytes:
+    """A file's content. Raises HloError."""
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise HloError(f"{path}: no such file") from None
+    except (OSError, ValueError) as problem:
+        raise HloError(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
+
+
+def decode(data: bytes, name: str) -> str:
+    """Text with one character per byte (see hlo_text), whatever the encoding. Raises HloError."""
     if data[:2] == b"\x1f\x8b":
         try:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error):
             raise HloError(f"{name}: the gzip file is cut off or damaged") from None
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):  # what a shell on Windows writes
-        text = data.decode("utf-16", "replace").encode().decode("latin-1")
-    else:
-        text = data.removeprefix(b"\xef\xbb\xbf").decode("latin-1")
-    del data
-    return _read(text, name)
-
-
-def read(text: str, name: str = "<text>") -> Module:
-    """Read HLO text. Raises HloError, one line that starts with `name`."""
-    if not text.isascii():
-        text = text.encode("utf-8", "surrogatepass").decode("latin-1")
-    return _read(text, name)
+        data = data.decode("utf-16", "replace").encode("utf-8", "replace")
+    return data.removeprefix(b"\xef\xbb\xbf").decode("latin-1")
 
 
 def _read(text: str, name: str) -> Module:
     try:
         return _module(text)
     except HloError as problem:
-        line = " ".join(str(problem).split())
-        raise HloError(f"{name}: {line}") from None
+        raise HloError(" ".join(f"{name}: {problem}".split())) from None
 
 
 def _module(text: str) -> Module:
@@ -132,8 +134,11 @@ def _module(text: str) -> Module:
     calls = [site for site in program.interesting if site[1].opcode in CALLS]
     found = [site for site in program.interesting if site[1].opcode in COLLECTIVES]
     flow = follow_calls(program, calls, {computation for computation, _ in found})
-    replicas, partitions = (count(program.header.get(key, "1")) for key in ("replica_count", "num_partitions"))
-    records = list(collectives(program, flow, found, replicas, partitions))
+    header = dict(attributes(clean(program.header)))
+    replicas, partitions = (count(header.get(key, "1")) for key in ("replica_count", "num_partitions"))
+    frames = stack_frames(program.tables)
+    context = Context(program, flow, Phases(program, flow), frames, replicas, partitions)
+    records = list(collectives(context, found))
     num_devices = replicas * partitions
     for record in records:
         for ranks in record.groups or record.edges or ():
@@ -148,59 +153,76 @@ def count(value: str) -> int:
     return int(value)
 
 
-def collectives(
-    program: Program, flow: Flow, found: list[tuple[str, Statement]], replicas: int, partitions: int
-) -> Iterator[Record]:
+@dataclass(frozen=True)
+class Context:
+    """What a record needs beside its instruction."""
+
+    program: Program
+    flow: Flow
+    phases: Phases
+    frames: dict[str, str]
+    replicas: int
+    partitions: int
+
+
+def collectives(context: Context, found: list[tuple[str, Statement]]) -> Iterator[Record]:
     """The records of the statements in `found`, without those that ENTRY does not reach or that repeat another."""
-    phases = Phases(program, flow)
-    frames = stack_frames(program.tables)
+    program, flow = context.program, context.flow
     sites = [(name, instruction(program.text, where)) for name, where in found if name in flow.executions]
-    sent = {site.attributes.get("channel_id") for _, site in sites if site.opcode == "send"}
+    sent = {channel(site) for _, site in sites if site.opcode == "send"}
     chains = set()
     for computation, site in sites:
-        opcode = site.opcode.removesuffix("-start")
-        is_start = site.opcode != opcode
-        op = OPS[opcode]
-        if opcode in ("send", "recv") and (is_host_transfer(site) or opcode == "recv" and channel(site) in sent):
+        if site.opcode in ("send", "recv") and is_host_transfer(site):
             continue
-        chain = fields(site.attributes.get("frontend_attributes", "")).get("chain_id")
-        if chain is not None:
-            key = (outside_of_fusions(flow, computation), op, channel(site), chain)
+        if site.opcode == "recv" and channel(site) in sent:
+            continue
+        if (chain := chain_id(site)) is not None:
+            key = (outside_of_fusions(flow, computation), site.opcode, channel(site), chain)
             if key in chains:
                 continue
             chains.add(key)
-        is_async = is_start and not is_synchronous(site) or opcode in ("send", "recv") or chain is not None
+        try:
+            yield collective(context, computation, site)
+        except HloError as problem:
+            raise HloError(f"instruction {display(site.name)}: {problem}") from None
 
-        mode = group_mode(site, opcode)
-        groups, group_size, edges = None, None, None
-        if op == "collective_permute":
-            pairs = site.attributes.get("source_target_pairs") or send_pairs(site)
-            edges = device_edges(pairs, mode, replicas, partitions) if pairs else None
-        else:
-            value = site.attributes.get("replica_groups", "{}")
-            groups, group_size = device_groups(value, mode, replicas, partitions)
 
-        arrays = payload(program, computation, site, opcode, is_start, group_size)
-        if opcode == "all-reduce" and is_scatter_fusion(flow, computation):
-            op = "reduce_scatter"
-        size = sum(array.num_bytes for array in arrays)
-        moves = edges is None or any(source != target for source, target in edges)
-        yield Record(
-            op,
-            "+".join(dict.fromkeys(dtype_name(array.dtype) for array in arrays)),
-            size,
-            wire_bytes(op, size, group_size) if moves else 0,
-            group_size=group_size,
-            groups=groups,
-            edges=edges,
-            executions=flow.executions[computation],
-            phase=phases.of(computation, site),
-            is_async=is_async or flow.is_async[computation],
-            name=display(site.name),
-            computation=display(computation),
-            source=source_of(site.metadata, frames),
-            flags=tuple(flags_of(site, opcode, arrays, groups)),
-        )
+def collective(context: Context, computation: str, site: Instruction) -> Record:
+    """The record of one instruction. Raises HloError."""
+    flow, replicas, partitions = context.flow, context.replicas, context.partitions
+    opcode = site.opcode.removesuffix("-start")
+    is_start = site.opcode != opcode
+    op = OPS[opcode]
+    if opcode == "all-reduce" and is_scatter_fusion(flow, computation):
+        op = "reduce_scatter"
+    mode = group_mode(site, opcode)
+    groups, group_size, edges = None, None, None
+    if op == "collective_permute":
+        pairs = site.attributes.get("source_target_pairs") or send_pairs(site)
+        edges = device_edges(pairs, mode, replicas, partitions) if pairs else None
+    else:
+        value = site.attributes.get("replica_groups", "{}")
+        groups, group_size = device_groups(value, mode, replicas, partitions)
+    arrays = payload(context.program, computation, site, group_size)
+    size = sum(array.num_bytes for array in arrays)
+    moves = edges is None or any(source != target for source, target in edges)
+    in_pieces = opcode in ("send", "recv") or chain_id(site) is not None
+    return Record(
+        op,
+        "+".join(dict.fromkeys(dtype_name(array.dtype) for array in arrays)),
+        size,
+        wire_bytes(op, size, group_size) if moves else 0,
+        group_size=group_size,
+        groups=groups,
+        edges=edges,
+        executions=flow.executions[computation],
+        phase=context.phases.of(computation, site),
+        is_async=(is_start and not is_synchronous(site)) or in_pieces or flow.is_async[computation],
+        name=display(site.name),
+        computation=display(computation),
+        source=source_of(site.metadata, context.frames),
+        flags=tuple(flags_of(site, opcode, arrays, groups)),
+    )
 
 
 def group_mode(site: Instruction, opcode: str) -> str:
@@ -214,14 +236,14 @@ def group_mode(site: Instruction, opcode: str) -> str:
     return "cross_replica_and_partition" if opcode in GLOBAL_IDS else "cross_partition"
 
 
-def payload(
-    program: Program, computation: str, site: Instruction, opcode: str, is_start: bool, group_size: int | None
-) -> list[Leaf]:
+def payload(program: Program, computation: str, site: Instruction, group_size: int | None) -> list[Leaf]:
     """The arrays whose bytes are the payload: what comes out, but for a reduce_scatter what goes in."""
+    opcode = site.opcode.removesuffix("-start")
+    is_start = site.opcode != opcode
     shapes = leaves(site.shape)
     is_tuple = site.shape.startswith("(")
     if opcode == "ragged-all-to-all" and site.operands:  # what goes in bounds what is sent; the output is scratch space
-        source = program.instruction(computation, site.operands[0])
+        source = find(program, computation, site.operands[0])
         if source and not source.shape.startswith("("):
             return [leaf for _, leaf in leaves(source.shape)]
     if is_tuple and opcode in ("send", "recv"):  # (buffer, context, token)
@@ -259,10 +281,15 @@ def channel(site: Instruction) -> str | None:
     return site.attributes.get("channel_id")
 
 
+def chain_id(site: Instruction) -> str | None:
+    """What the copies of one collective in a TPU's async-collective fusions have in common."""
+    return fields(site.attributes.get("frontend_attributes", "")).get("chain_id")
+
+
 def is_host_transfer(site: Instruction) -> bool:
     """Whether a send or receive is between a device and its host."""
-    attributes = site.attributes
-    return attributes.get("is_host_transfer") == "true" or "_xla_host_transfer" in attributes.get("frontend_attributes", "")
+    to_host = site.attributes.get("is_host_transfer") == "true"
+    return to_host or "_xla_host_transfer" in site.attributes.get("frontend_attributes", "")
 
 
 def send_pairs(site: Instruction) -> str | None:
@@ -272,7 +299,10 @@ def send_pairs(site: Instruction) -> str | None:
 
 def outside_of_fusions(flow: Flow, computation: str) -> str:
     """The computation that a fusion's computation is part of; itself if it is no fusion's."""
-    while (calls := flow.callers.get(computation)) and calls[0].site.opcode == "fusion":
+    for _ in range(MAX_CALLERS):
+        calls = flow.callers.get(computation)
+        if not calls or calls[0].site.opcode != "fusion":
+            break
         computation = calls[0].caller
     return computation
 
@@ -280,25 +310,4 @@ def outside_of_fusions(flow: Flow, computation: str) -> str:
 def is_scatter_fusion(flow: Flow, computation: str) -> bool:
     """Whether this is the inside of a TPU's all-reduce-scatter fusion."""
     calls = flow.callers.get(computation, [])
-    return computation.startswith("all-reduce-scatter") and any(
-        call.site.attributes.get("kind") == "kCustom" for call in calls
-    )
-
-
-def stack_frames(tables: dict[str, str]) -> dict[str, str]:
-    """"file:line" by stack_frame_id, from the tables before the first computation. Innermost frames only."""
-    files = {i: name[1:-1] for i, name in ENTRY.findall(tables.get("FileNames", ""))}
-    places = {}
-    for i, value in ENTRY.findall(tables.get("FileLocations", "")):
-        place = fields(value)
-        places[i] = f"{files.get(place.get('file_name_id', ''), '?')}:{place.get('line', '?')}"
-    frames = {i: fields(value).get("file_location_id", "") for i, value in ENTRY.findall(tables.get("StackFrames", ""))}
-    return {i: places[place] for i, place in frames.items() if place in places}
-
-
-def source_of(metadata: dict[str, str], frames: dict[str, str]) -> str | None:
-    """file:line of the user's code, where the text has it."""
-    if "source_file" in metadata:
-        return display(f"{metadata['source_file']}:{metadata.get('source_line', '?')}")
-    place = frames.get(metadata.get("stack_frame_id", ""))
-    return display(place) if place else None
+    return "all-reduce-scatter" in computation and any(call.site.attributes.get("kind") == "kCustom" for call in calls)

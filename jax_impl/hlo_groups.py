@@ -15,7 +15,8 @@ from math import prod
 
 import numpy as np
 
-from .hlo_text import HloError, display, split
+from .hlo_instruction import split
+from .hlo_text import HloError, display
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -169,7 +170,7 @@ def mesh_devices(device_ids: str | None, count: int, value: str) -> np.ndarray:
 
 
 @lru_cache(maxsize=256)
-def device_edges(value: str, mode: str, replicas: int, partitions: int) -> Groups | None:
+def device_edges(value: str, mode: str, replicas: int, partitions: int) -> tuple[tuple[int, int], ...] | None:
     """(source, target) pairs of a permute, flattened ids. None where they are too many to list. Raises HloError."""
     pairs = id_lists(value)
     if any(len(pair) != 2 for pair in pairs):
@@ -179,4 +180,4 @@ def device_edges(value: str, mode: str, replicas: int, partitions: int) -> Group
         mode = "flattened_id"
     if len(pairs) * max(replicas, partitions) > MAX_IDS:
         return None
-    return spread(pairs, mode, replicas, partitions)
+    return tuple((source, target) for source, target in spread(pairs, mode, replicas, partitions))

@@ -1,4 +1,4 @@
-"""HLO text, split into what it says: module header, computations, instructions, shapes. No opcode has a meaning here.
+"""HLO text, split into the module's header, its tables, its computations and their instructions.
 
 Text from XLA's printer has one instruction, computation header or closing brace per line, and one regular expression
 takes such a line whole, strings and comments included. Anything else that XLA's parser reads (attributes that continue
@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 
@@ -24,7 +23,7 @@ class HloError(ValueError):
 NAME = r"[\w.\-]+"
 STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
 COMMENT = r"//[^\n]*|/\*.*?\*/"
-# The rest of a line: strings (which may hold newlines) are taken whole; a comment other than /*index=5*/ ends the match.
+# The rest of a line: strings are taken whole (they may hold newlines); a comment other than /*index=5*/ is no match.
 REST = rf'[^"\n/]*(?:(?:{STRING}|/(?![/*])|/\*index=\d+\*/)[^"\n/]*)*'
 TUPLE = r'\((?:[^)"\n/]*(?:/\*index=\d+\*/[^)"\n/]*)*\))+?'  # up to the parenthesis that an opcode follows
 
@@ -38,8 +37,8 @@ LINE = re.compile(
     re.X | re.S,
 )
 SPACE = re.compile(rf"(?:\s+|{COMMENT})*", re.S)
-LOOSE_INSTRUCTION = re.compile(rf"(?:ROOT\s+)?%?({NAME})\s*=(?!=)")
-LOOSE_COMPUTATION = re.compile(rf"(ENTRY\s+)?%?({NAME})(?=[\s(/{{])")
+KEYWORD = re.compile(rf"(?:ROOT|ENTRY)(?!{NAME})")
+NAMED = re.compile(rf"%?({NAME})")
 OPCODE = re.compile(r"[a-z][a-z0-9\-]*")
 ATTRIBUTE = re.compile(r"([\w\-]+)=")
 WORD = re.compile(r'[^\s,"()\[\]{}/]+|/(?![/*])')
@@ -48,25 +47,15 @@ GROUP = "(?!)"  # a bracket group, here up to six deep; `balanced` takes deeper 
 for _ in range(6):
     GROUP = rf'[(\[{{][^"()\[\]{{}}/]*(?:(?:{STRING}|/(?![/*])|/\*index=\d+\*/|{GROUP})[^"()\[\]{{}}/]*)*[)\]}}]'
 GROUP_AT = re.compile(GROUP, re.S)
-PIECE = re.compile(rf'[^"()\[\]{{}},]*(?:(?:{STRING}|{GROUP})[^"()\[\]{{}},]*)*', re.S)
-STRIP = re.compile(rf"({STRING})|{COMMENT}", re.S)
-INSTRUCTION = re.compile(
-    rf'\s*(ROOT\s)?\s*%?({NAME})\s*=\s*([^\s(]\S*|\((?:[^)"]*\))+?)\s*([a-z][a-z0-9\-]*)\s*\(', re.S
-)
-OP_NAME = re.compile(rf'\bmetadata=\{{(?:[^"}}]|{STRING})*?\bop_name=({STRING})', re.S)  # strings escape their quotes
-ROOT = re.compile(r"\s*ROOT\s")
+ROOT = re.compile(rf"\s*ROOT(?!{NAME})")
 LAYOUT = re.compile(r"\{[\d:}]")
 END_OF_LINE = re.compile(r"[ \t]*(?:\n|\Z)")
 DEVICE_IDS = re.compile(r",\s*device_ids=")
-PARTIAL = re.compile(r"[%\w.\- ]*\Z")
-NAME_AT = re.compile(NAME)
+MODULE_NAME = re.compile(r"[^\s,]+")
 STRING_AT = re.compile(STRING, re.S)
-DIM = re.compile(r"(?:<=)?\d{1,18}|\?|<=\?")
-LEAF = re.compile(r"([a-z]\w*)\[([^\]]*)\](\{[^}]*\})?|[()]")
 TABLE = re.compile(
     rf"\s*(FileNames|FunctionNames|FileLocations|StackFrames)\b((?:\s+\d+\s+(?:{STRING}|\{{[^}}]*\}}))*)", re.S
 )
-FIELD = re.compile(rf"([\w\-.]+)\s*=\s*({STRING}|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|[^\s,}}]+)", re.S)
 
 BEGIN, END = "{", "}"  # what stands for the opcode where a computation begins and ends
 
@@ -79,58 +68,6 @@ class Statement(NamedTuple):
     start: int
     end: int
     is_entry: bool = False
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """An array's shape: XLA's element type, dims (upper bounds, where dynamic), bits per element."""
-
-    dtype: str
-    dims: tuple[int, ...]
-    bits: int
-    is_dynamic: bool = False
-
-    @property
-    def num_bytes(self) -> int:
-        """Logical bytes, without a layout's padding. Elements narrower than a byte are packed."""
-        size = self.bits
-        for dim in self.dims:
-            size *= dim
-        return -(-size // 8)
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """One instruction: `name = shape opcode(argument)rest`, all still text. What the rest holds is read when asked for."""
-
-    name: str
-    shape: str
-    opcode: str
-    argument: str
-    rest: str
-
-    @cached_property
-    def operands(self) -> tuple[str, ...]:
-        """The names of the operands. (A constant or a parameter has none: its argument is a value.)"""
-        if self.opcode in ("constant", "parameter"):
-            return ()
-        return tuple(value.split()[-1].lstrip("%") for value in split(self.argument) if value)
-
-    @cached_property
-    def attributes(self) -> dict[str, str]:
-        """Values, still text, by name."""
-        return dict(attributes(self.rest))
-
-    @cached_property
-    def metadata(self) -> dict[str, str]:
-        """Fields of `metadata={...}`, strings without their quotes."""
-        return fields(self.attributes.get("metadata", ""))
-
-    @cached_property
-    def op_name(self) -> str:
-        """The op_name of the metadata, "" without one."""
-        found = OP_NAME.search(self.rest)
-        return found[1][1:-1] if found else ""
 
 
 @dataclass
@@ -147,11 +84,11 @@ class Computation:
 
 @dataclass(frozen=True)
 class Program:
-    """A module: text (latin-1), name, header fields, stack-frame tables, computations, statements of interest."""
+    """A module: text (latin-1), name, header attributes, stack-frame tables, computations, statements of interest."""
 
     text: str
     name: str
-    header: dict[str, str]
+    header: str
     tables: dict[str, str]
     computations: dict[str, Computation]
     entry: str
@@ -168,14 +105,6 @@ class Program:
             if not found.root and found.line_of:  # without a ROOT, the last instruction is it
                 found.root = next(reversed(found.line_of))
         return found
-
-    def instruction(self, computation: str, name: str) -> Instruction | None:
-        """The instruction of that name, or None."""
-        found = self.index(computation)
-        start = found.line_of.get(name)
-        if start is None:
-            return None
-        return instruction(self.text, next(statements(self.text, start, found.end, None)))
 
 
 def display(text: str) -> str:
@@ -199,11 +128,11 @@ def parse(text: str, opcodes: frozenset[str]) -> Program:
     if not text.startswith("HloModule", position):
         raise HloError("not HLO text: it starts with " + repr(display(text[position : position + 24])))
     position = skip(text, position + len("HloModule"))
-    named = NAME_AT.match(text, position)
+    named = MODULE_NAME.match(text, position)
     if not named:
         raise cut_off("the HloModule line") if position >= len(text) else error(text, position, "HloModule has no name")
     position = attributes_end(text, named.end())
-    header = dict(attributes(clean(text[named.end() : position])))
+    header = text[named.end() : position]
     tables = {}
     while table := TABLE.match(text, position):
         tables[table[1]] = table[2]
@@ -277,40 +206,45 @@ def loose_statement(text: str, start: int) -> Statement:
     """The statement at `start`, however it is laid out."""
     if text[start] == "}":
         return Statement(END, "", start, attributes_end(text, start + 1))
-    if found := LOOSE_INSTRUCTION.match(text, start):
-        position = skip(text, found.end())
-        if text.startswith("(", position):
-            position = balanced(text, position)
-        else:
-            position = value_end(text, position)
-        position = skip(text, position)
-        opcode = OPCODE.match(text, position)
-        opening = skip(text, opcode.end()) if opcode else position
-        if opcode and text.startswith("(", opening):
-            return Statement(opcode[0], found[1], start, attributes_end(text, balanced(text, opening)))
-        if opening >= len(text):
-            raise cut_off(f"instruction {display(found[1])}")
-        raise error(text, start, f"instruction {display(found[1])} has no opcode")
-    if found := LOOSE_COMPUTATION.match(text, start):
-        position = skip(text, found.end())
-        while position < len(text):
-            if text[position] == "{" and (text[position - 1] != "]" or not LAYOUT.match(text, position)):
-                return Statement(BEGIN, found[2], start, position + 1, bool(found[1]))
-            if text[position] in "([{":
-                position = skip(text, balanced(text, position))
-            elif word := WORD.match(text, position):
-                if "=" in word[0]:
-                    break
-                position = skip(text, word.end())
-            else:
-                break
-        else:
-            raise cut_off(f"the header of computation {display(found[2])}")
-    if PARTIAL.match(text, start):
-        raise cut_off("a statement")
-    if text.startswith("HloModule", start):
+    keyword = KEYWORD.match(text, start)
+    named = NAMED.match(text, skip(text, keyword.end()) if keyword else start)
+    if named and named[1] == "HloModule":
         raise error(text, start, "a second module begins: one module per file")
+    if named:
+        position = skip(text, named.end())
+        if text.startswith("=", position):
+            opcode, end = loose_instruction(text, named[1], skip(text, position + 1))
+            return Statement(opcode, named[1], start, end)
+        if end := loose_header(text, named[1], position):
+            return Statement(BEGIN, named[1], start, end, keyword is not None)
     raise error(text, start, f"not HLO: {display(text[start : start + 24].split(chr(10))[0])!r}")
+
+
+def loose_instruction(text: str, name: str, position: int) -> tuple[str, int]:
+    """(opcode, offset of the end) of the instruction whose shape stands at `position`."""
+    end = balanced(text, position) if text.startswith("(", position) else value_end(text, position)
+    found = OPCODE.match(text, skip(text, end))
+    opening = skip(text, found.end() if found else end)
+    if found and text.startswith("(", opening):
+        return found[0], attributes_end(text, balanced(text, opening))
+    if opening >= len(text):
+        raise cut_off(f"instruction {display(name)}")
+    raise error(text, opening, f"instruction {display(name)} has no opcode")
+
+
+def loose_header(text: str, name: str, position: int) -> int | None:
+    """The offset after the brace that opens a computation, None if this is no computation's header."""
+    while position < len(text):
+        if text[position] == "{" and (text[position - 1] != "]" or not LAYOUT.match(text, position)):
+            return position + 1
+        word = WORD.match(text, position)
+        if text[position] in "([{":
+            position = skip(text, balanced(text, position))
+        elif word and "=" not in word[0]:
+            position = skip(text, word.end())
+        else:
+            return None
+    raise cut_off(f"the header of computation {display(name)}")
 
 
 def skip(text: str, position: int) -> int:
@@ -376,101 +310,3 @@ def attributes_end(text: str, position: int) -> int:
             if text.startswith("{", follow):
                 position = balanced(text, follow)
     return position
-
-
-def clean(text: str) -> str:
-    """The same text with every comment replaced by a space."""
-    if "/*" not in text and "//" not in text:
-        return text
-    return STRIP.sub(lambda found: found[1] or " ", text)
-
-
-def split(text: str) -> list[str]:
-    """The pieces between commas that are outside of brackets and strings, [] for blank text."""
-    pieces, start, position = [], 0, 0
-    while True:
-        position = PIECE.match(text, position).end()  # type: ignore[union-attr]
-        if position >= len(text):
-            break
-        if text[position] == ",":
-            pieces.append(text[start:position].strip())
-            start = position = position + 1
-        elif text[position] in "([{":
-            position = balanced(text, position)
-        else:
-            position += 1  # a closing bracket that nothing opened
-    last = text[start:].strip()
-    return [*pieces, last] if pieces or last else []
-
-
-def attributes(text: str) -> Iterator[tuple[str, str]]:
-    """(name, value) of `, name=value, ...`, clean text. A mesh keeps its device_ids."""
-    name, value = "", ""
-    for piece in split(text):
-        key, _, rest = piece.partition("=")
-        if key == "device_ids" and value.startswith("mesh"):
-            value += ", " + piece
-            continue
-        if name:
-            yield name, value
-        name, value = key.strip(), rest.strip()
-    if name:
-        yield name, value
-
-
-def instruction(text: str, statement: Statement) -> Instruction:
-    """A statement's parts. Raises HloError if they do not fit together."""
-    line = clean(text[statement.start : statement.end])
-    found = INSTRUCTION.match(line)
-    if not found:
-        raise error(text, statement.start, f"instruction {display(statement.name)} cannot be read")
-    close = balanced(line, found.end() - 1)
-    return Instruction(found[2], found[3], found[4], line[found.end() : close - 1], line[close:])
-
-
-def fields(text: str) -> dict[str, str]:
-    """name=value pairs of an attribute such as `metadata={...}`, strings without quotes and escapes."""
-    found = {}
-    for pair in FIELD.finditer(text.strip()[1:-1]):
-        value = pair[2]
-        found.setdefault(pair[1], re.sub(r"\\(.)", r"\1", value[1:-1]) if value[0] == '"' else value)
-    return found
-
-
-def leaves(shape: str) -> list[tuple[int, Leaf]]:
-    """The arrays of a shape, each with the index of the outermost tuple's element that it is in (0 without a tuple).
-
-    Tokens and opaque values have no bytes and are left out. Raises HloError on an element type of unknown size.
-    """
-    found = []
-    depth = index = 0
-    for token in LEAF.finditer(shape):
-        if token[0] == "(":
-            depth += 1
-            continue
-        if token[0] == ")":
-            depth -= 1
-        elif leaf := array(token[1], token[2], token[3] or ""):
-            found.append((index, leaf))
-        index += depth == 1
-    return found
-
-
-def array(dtype: str, dims: str, layout: str) -> Leaf | None:
-    """The shape of an array, None for a token. `E(4)` in a layout is the size of an element in bits."""
-    if dtype in ("token", "opaque"):
-        return None
-    width = re.search(r"\d{1,3}", dtype)  # the first number in a type's name is its size: bf16, c64, f8e4m3fn, s4
-    bits = 8 if dtype == "pred" else int(width[0]) if width else 0
-    if packed := re.search(r"E\((\d{1,3})\)", layout):
-        bits = int(packed[1])
-    if not bits:
-        raise HloError(f"element type {display(dtype)!r} is unknown")
-    sizes = [dim.strip() for dim in dims.split(",") if dim.strip()]
-    if not all(DIM.fullmatch(size) for size in sizes):
-        raise HloError(f"shape {display(dtype)}[{display(dims)}] cannot be read")
-    is_dynamic = any(size[0] in "<?" for size in sizes)
-    leaf = Leaf(dtype, tuple(int(size.lstrip("<=").replace("?", "1")) for size in sizes), bits, is_dynamic)
-    if leaf.num_bytes >= 2**63:
-        raise HloError(f"shape {display(dtype)}[{display(dims)}] is larger than any memory")
-    return leaf
