@@ -68,8 +68,8 @@ class Sense:
 def match(explicit: Sequence[Record], derived: Sequence[Record]) -> tuple[Links, list[Atom], list[Atom]]:
     """All links, and the atoms of both sides, of which those with executions left have no match."""
     ours, theirs, links = atoms(explicit), atoms(derived), Links(set)
-    for same_type in (True, False):
-        senses = (Sense(same_type, True), Sense(same_type, False))
+    for same_phase in (True, False):
+        senses = (Sense(True, same_phase), Sense(False, same_phase))
         for sense in senses:
             _one_to_one(ours, theirs, links, sense, same_edges=True)
             _one_to_one(ours, theirs, links, sense, same_edges=False)

@@ -24,6 +24,7 @@ def prepare(count: int, device: str = "auto") -> None:
     # Compilers for absent hardware are plugins too, and would be started as if the hardware were there.
     os.environ.setdefault("JAX_PLATFORMS", wanted)
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # compiling locks nothing that two would share
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if not has_gpu:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")

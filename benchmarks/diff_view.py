@@ -1,0 +1,170 @@
+"""A diff for people: a table in phases with bars of bytes, and one picture for a strategy on several targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.comm_diff import WHY, Row, step_bytes
+from contract.communication import PHASES, Record, totals
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from benchmarks.diff import Diff
+
+BAR = 14  # columns of the longest bar
+# Okabe and Ito's colours, which colour-blind readers can tell apart (jfly.uni-koeln.de/color).
+COLOURS = {
+    "all_gather": "#0072B2",
+    "reduce_scatter": "#E69F00",
+    "all_reduce": "#D55E00",
+    "collective_permute": "#009E73",
+    "all_to_all": "#CC79A7",
+}
+OTHER = "#999999"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, three digits: 1.05 MB."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 999.5 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    raise AssertionError("the loop returns")
+
+
+def describe(records: Sequence[Record]) -> str:
+    """Equal records in one line: `3 x all_gather 1.05 MB bfloat16 async`."""
+    counts: dict[str, int] = {}
+    for r in records:
+        most = r.executions.max
+        times = f" {most} times" if most not in (0, 1, None) else {0: " never", None: " ? times"}.get(most, "")
+        text = f"{r.op} {size(r.payload_bytes)}{times}"
+        text += "" if r.dtype.startswith("float32") else f" {r.dtype}"
+        text += " async" if r.is_async else ""
+        counts[text] = counts.get(text, 0) + 1
+    return "\n".join(f"{n} x {text}" if n > 1 else text for text, n in counts.items()) or "-"
+
+
+def phase_of(row: Row, explicit: Sequence[Record], derived: Sequence[Record]) -> str:
+    """The phase under which a row is shown: that of what was written, the earliest if there are several."""
+    records = [explicit[i] for i in row.explicit] or [derived[j] for j in row.derived]
+    return min((record.phase for record in records), key=PHASES.index)
+
+
+def tables(diff: Diff) -> list[RenderableType]:
+    """The rows in phases, then the three columns of totals, then a sentence for each rule."""
+    return render(diff.explicit, diff.derived, diff.rows, "written", "derived") + [totals_table(diff), notes(diff)]
+
+
+def render(
+    explicit: Sequence[Record], derived: Sequence[Record], rows: Sequence[Row], left: str, right: str
+) -> list[RenderableType]:
+    """The table of rows, alike ones in one line."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    alike: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        ours, theirs = [explicit[i] for i in row.explicit], [derived[j] for j in row.derived]
+        key = (phase_of(row, explicit, derived), describe(ours), describe(theirs), row.verdict, row.rules)
+        alike.setdefault(key, []).append(row)
+    most = max([sum(max(row.bytes.values()) for row in group) for group in alike.values()] + [1])
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("phase", left, right, "verdict"):
+        table.add_column(name, overflow="fold")
+    table.add_column("wire bytes", no_wrap=True)
+    shown = None
+    for phase in PHASES:
+        for (where, _, _, verdict, rules), group in alike.items():
+            if where != phase:
+                continue
+            ours = [explicit[i] for row in group for i in row.explicit]
+            theirs = [derived[j] for row in group for j in row.derived]
+            sums = [sum(row.bytes[key] for row in group) for key in ("explicit", "derived")]
+            colour = {"same": "green", "rewritten": "yellow"}.get(verdict, "red")
+            text = verdict if verdict == "same" or not rules else ", ".join(rules).replace("_", " ")
+            cells = (phase if phase != shown else "", describe(ours), describe(theirs), f"[{colour}]{text}[/]")
+            table.add_row(*cells, "\n".join(bar(amount, most) for amount in sums))
+            shown = phase
+    return [table]
+
+
+def bar(amount: int, most: int) -> str:
+    """A bar and its number."""
+    length = amount / most * BAR
+    full, part = int(length), " ▏▎▍▌▋▊▉"[int(length % 1 * 8)]
+    return f"{('█' * full + part).strip().ljust(BAR)} {size(amount):>8}"
+
+
+def totals_table(diff: Diff) -> RenderableType:
+    """Calls, payload and wire bytes of a rank in one step: traced, derived, closed form, and the ratios to the last."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("of a rank in one step")
+    for name in ("calls", "payload", "wire bytes", "of closed form"):
+        table.add_column(name, justify="right")
+    formula = step_bytes(diff.closed_form)
+    written = "written, traced" if diff.traced else "written, closed form (too many ranks to run here)"
+    columns = ((written, diff.explicit), ("derived, compiled", diff.derived), ("closed form", diff.closed_form))
+    for name, records in columns:
+        sums = totals(records)
+        cells = [str(sums["calls"]["max"] if sums["calls"]["max"] is not None else "?")]
+        cells += [size(sums[key]["max"] or sums[key]["min"]) for key in ("payload_bytes", "wire_bytes")]
+        table.add_row(name, *cells, f"{step_bytes(records) / formula:.2f}" if formula else "-")
+    return table
+
+
+def notes(diff: Diff) -> str:
+    """A sentence for each rule that was used, what no rule explains, and the memory of a device."""
+    used = [rule for rule in WHY if any(rule in row.rules for row in diff.rows)]
+    lines = [f"{rule.replace('_', ' ')}: {WHY[rule]}." for rule in used]
+    lines += [f"{row.verdict}: {row.why}." for row in diff.rows if row.verdict.startswith("only")]
+    parts = ", ".join(f"{name.replace('_', ' ')} {size(count)}" for name, count in diff.memory.items() if count)
+    return "\n".join([*lines, f"memory of a device: {parts}"])
+
+
+def picture(diffs: Sequence[Diff], path: Path) -> None:
+    """Wire bytes of a rank in one step, as written and as derived for each target, by collective: a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import FuncFormatter
+
+    bars: dict[str, list[Record]] = {}
+    for diff in sorted(diffs, key=lambda diff: diff.run.degree):
+        bars.setdefault(f"written, {diff.run.degree} ranks", diff.explicit)
+        bars[f"derived for {diff.target}"] = diff.derived
+    figure = Figure(figsize=(9, 1.7 + 0.45 * len(bars)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    used: dict[str, str] = {}
+    for y, records in enumerate(bars.values()):
+        left = 0
+        for record in sorted(records, key=lambda r: PHASES.index(r.phase)):
+            width, colour = step_bytes([record]), used.setdefault(record.op, COLOURS.get(record.op, OTHER))
+            hatch = "///" if record.phase == "backward" else None
+            axes.barh(y, width, left=left, color=colour, edgecolor="white", linewidth=0.8, hatch=hatch, height=0.66)
+            left += width
+        axes.annotate(size(left), (left, y), xytext=(4, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(bars)), list(bars))
+    axes.invert_yaxis()
+    axes.set_xlabel("wire bytes that a rank sends in one step")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: size(x)))
+    axes.margins(x=0.12)
+    axes.set_xlim(left=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    run = diffs[0].run
+    sizes = f"batch {run.problem.batch}, width {run.problem.width}, {run.problem.layers} layers, {run.problem.dtype}"
+    axes.set_title(
+        f"{run.strategy}: written in torch, derived by XLA from {run.implementation} JAX\n{sizes}", loc="left"
+    )
+    legend = [Patch(facecolor=colour, label=op) for op, colour in used.items()]
+    legend.append(Patch(facecolor="#bbbbbb", edgecolor="white", hatch="///", label="in the backward pass"))
+    figure.legend(handles=legend, loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(path, dpi=150)
