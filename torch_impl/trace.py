@@ -1,0 +1,240 @@
+"""What a torch program communicates: every call of torch.distributed, below whatever library makes it.
+
+    with trace() as records:  # this rank's view
+        step(batch)
+
+All of them, those of DistributedDataParallel's C++ reducer, FSDP2 and DTensor too, go through torch's dispatcher as
+operators c10d::* or _c10d_functional::*, where a TorchDispatchMode sees them, in the backward pass as well. It does not
+see what other Python threads call, and not which reduction (sum, max) a c10d operator does.
+
+`trace_run` merges the ranks of one of our strategies; `shardiff trace` those of any script.
+"""
+
+from __future__ import annotations
+
+import importlib
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from contract.communication import Record
+from contract.layout import layout
+from contract.layout import names as names_of
+from contract.strategy import AXES, Run
+from torch_impl.launch import Workers, run_on_ranks
+from torch_impl.trace_calls import Call
+from torch_impl.trace_merge import merge, own_records
+from torch_impl.trace_ops import OPERATORS, calls_of, detail, short_name, tensors_in
+from torch_impl.train import make_batch, make_params
+
+WAITS = ("wait", "synchronize", "block_current_stream", "is_completed")
+
+
+@contextmanager
+def trace(names: dict[str, Tensor] | None = None) -> Iterator[list[Record]]:
+    """The collectives that run inside the `with`, as this rank sees them; the list is filled when the `with` ends.
+
+    names: parameters, for the field `detail` of what sends their gradients; by default those of the modules that run.
+    """
+    records: list[Record] = []
+    with capture(names) as calls:
+        try:
+            yield records
+        finally:
+            records += own_records(calls)
+
+
+@contextmanager
+def capture(
+    names: dict[str, Tensor] | None = None, tell: Callable[[Call], None] = lambda call: None
+) -> Iterator[list[Call]]:
+    """The calls that this process makes inside the `with`, for `merge`. tell: is given each, before it runs."""
+    tracer = _Tracer(names, tell)
+    with ExitStack() as stack:
+        stack.callback(register_optimizer_step_pre_hook(lambda *_: tracer.enter("update")).remove)
+        stack.callback(register_optimizer_step_post_hook(lambda *_: tracer.enter("forward")).remove)
+        stack.callback(register_module_forward_pre_hook(tracer.module_begins).remove)
+        stack.callback(register_module_forward_hook(tracer.module_ends, always_call=True).remove)
+        for name in WAITS:
+            stack.enter_context(_told(dist.Work, name, tracer.work_awaited))
+        stack.enter_context(_told(dist.ProcessGroup, "_start_coalescing", tracer.batch_begins))
+        stack.enter_context(_told(dist.ProcessGroup, "_end_coalescing", tracer.batch_ends))
+        stack.enter_context(tracer)
+        yield tracer.calls
+
+
+def trace_run(run: Run, workers: Workers | None = None) -> list[Record]:
+    """What one loss_and_grads of a torch strategy communicates, over all its ranks. workers: as in `train.run`.
+
+    Raises MismatchError if the ranks disagree.
+    """
+    if workers is None:
+        ranks = run_on_ranks(trace_rank, run, world_size=run.degree, device=run.device)
+    else:
+        ranks = workers.call(trace_rank, run, world_size=run.degree)
+    return [replace(record, axis=AXES[run.strategy]) for record in merge(ranks)]
+
+
+def trace_rank(device: torch.device, run: Run) -> list[Call]:
+    """What every rank runs: the calls of one loss_and_grads."""
+    strategy = importlib.import_module(f"torch_impl.{run.strategy}")
+    mesh = init_device_mesh(device.type, (run.degree,), mesh_dim_names=(AXES[run.strategy] or "one",))
+    params = make_params(strategy, mesh, run, device)
+    batch = make_batch(strategy, mesh, run, 0, device)
+    parts = layout(run)[dist.get_rank()]
+    named = dict(
+        pair for part, layer in zip(parts, params, strict=True) for pair in zip(names_of(part), layer, strict=True)
+    )
+    with capture(named) as calls:
+        strategy.loss_and_grads(params, batch, mesh, run)
+    return calls
+
+
+@contextmanager
+def _told(owner: type, name: str, tell: Callable[..., None]) -> Iterator[None]:
+    """A method that also calls tell(name, self, its result) when it is done."""
+    original = getattr(owner, name, None)  # what is not in this version of torch needs no watching
+    if original is None:
+        yield
+        return
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        tell(name, self, result)
+        return result
+
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+class _Tracer(TorchDispatchMode):
+    """Turns operators into calls, and knows in which phase, and for which parameter or module, they run."""
+
+    def __init__(self, names: dict[str, Tensor] | None, tell: Callable[[Call], None]) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.tell, self.phase = tell, "forward"
+        self.params, self.find_params = dict(names or {}), names is None
+        self.paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self.running: list[str] = []  # the paths of the modules that run now, outermost first
+        self.unwaited: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # Work -> its calls
+        self.last_work: Any = None  # kept because Python gets the same object from torch only while it lives
+        self.batch: list[int] | None = None  # the calls that are being coalesced
+        self.unwaited_memory: dict[int, int] = {}  # functional receives, by address
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile compile: what it makes is seen when it runs."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.notice(func, args)
+        kwargs = kwargs or {}
+        kinds = {t.__name__ for t in types}
+        if kinds and not kinds & {"FakeTensor", "FunctionalTensor"}:
+            return NotImplemented  # a DTensor, say: its own operators on plain tensors come by here later
+        if func.namespace not in OPERATORS:
+            return func(*args, **kwargs)
+        positions = [self.add(call, tensors_in(args)) for call in calls_of(func, args, kwargs)]
+        result = func(*args, **kwargs)
+        if func.namespace == "c10d":
+            self.expect(result, positions)
+        else:
+            self.expect_memory(func, args, positions)
+        return result
+
+    def notice(self, func: Any, args: Any) -> None:
+        """The phase: backward as soon as autograd's engine runs, forward again when a parameter is used outside of it.
+
+        Between the two, as in the loop that all-reduces every gradient, it stays backward.
+        """
+        if torch._C._current_graph_task_id() != -1:  # private: what the engine runs now
+            self.phase = "backward"
+        elif self.phase == "backward" and torch.is_grad_enabled() and func.name() != "aten::detach":
+            if any(t.requires_grad and t.is_leaf for t in args if isinstance(t, Tensor)):
+                self.phase = "forward"
+
+    def enter(self, phase: str) -> None:
+        """An optimizer's step begins or ends."""
+        self.phase = phase
+
+    def module_begins(self, module: nn.Module, _: Any) -> None:
+        """A module's forward is about to run; the first to do so names all in it."""
+        if torch.compiler.is_compiling():
+            return
+        if torch._C._current_graph_task_id() == -1:
+            self.phase = "forward"
+        if module not in self.paths:
+            for path, each in module.named_modules():
+                self.paths.setdefault(each, path)
+            known = set(map(id, self.params.values()))
+            if self.find_params:
+                self.params |= {name: p for name, p in module.named_parameters() if id(p) not in known}
+        self.running.append(self.paths[module])
+
+    def module_ends(self, *_: Any) -> None:
+        """A module's forward has returned or raised."""
+        if not torch.compiler.is_compiling() and self.running:
+            self.running.pop()
+
+    def add(self, call: Call, tensors: list[Tensor] | None = None) -> int:
+        """Note and tell a call that is about to run. Returns its position."""
+        of_whom = detail(tensors or [], self.params) or next((path for path in reversed(self.running) if path), None)
+        self.calls.append(replace(call, phase=self.phase, detail=of_whom))
+        self.tell(self.calls[-1])
+        return len(self.calls) - 1
+
+    def expect(self, result: Any, positions: list[int]) -> None:
+        """Remember the Work that an operator returned, to know when it is waited for."""
+        positions = [
+            i
+            for i in positions
+            if self.calls[i].op != "send" and (self.calls[i].is_async or self.calls[i].op == "recv")
+        ]
+        if self.batch is not None:
+            self.batch += positions
+        work = result[-1] if isinstance(result, tuple | list) else result
+        if positions and isinstance(work, torch.ScriptObject):
+            self.last_work = dist.Work.unbox(work)  # type: ignore[attr-defined]
+            self.unwaited[self.last_work] = positions
+
+    def batch_begins(self, *_: Any) -> None:
+        """NCCL coalesces what follows, until `batch_ends` gives one Work for all of it."""
+        self.batch = []
+
+    def batch_ends(self, _name: str, _group: Any, work: Any) -> None:
+        if work is not None and self.batch:
+            self.last_work, self.unwaited[work] = work, self.batch
+        self.batch = None
+
+    def work_awaited(self, name: str, work: Any, result: Any) -> None:
+        """A Work is done. Where a receive came from, if from anyone, is known now."""
+        if name == "is_completed" and not result:
+            return
+        for i in self.unwaited.pop(work, ()):
+            call = self.calls[i]
+            from_any = call.op == "recv" and call.peer is None
+            self.add(Call(call.rank, "wait", of=i, peer=call.ranks[work._source_rank()] if from_any else None))
+
+    def expect_memory(self, func: Any, args: Any, positions: list[int]) -> None:
+        """The same for functional receives, which are waited for by their tensor."""
+        if self.unwaited_memory and short_name(func) == "wait_tensor":
+            i = self.unwaited_memory.pop(args[0].data_ptr(), None)
+            if i is not None:
+                self.add(Call(self.calls[i].rank, "wait", of=i))
+        for i, t in zip(positions, tensors_in(args), strict=False):
+            if self.calls[i].op == "recv":
+                self.unwaited_memory[t.data_ptr()] = i
