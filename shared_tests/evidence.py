@@ -18,6 +18,16 @@ def single_device(run: Run) -> Run:
     return replace(run, strategy="single_device", degree=1, microbatches=1, overlap=True)
 
 
+def label(run: Run) -> str:
+    """A run as the id of a test."""
+    sizes = run.problem
+    parts = [run.implementation, run.strategy, run.mesh, sizes.dtype, run.optimizer]
+    parts += [f"B{sizes.batch}", f"L{sizes.layers}"]
+    if run.strategy == "pipeline_parallel":
+        parts.append(f"m{run.microbatches}")
+    return "-".join(parts)
+
+
 def initial_shards(run: Run) -> list[dict[str, tuple[tuple[int, ...], str, int, str]]]:
     """For each rank, parameter name -> (shape, dtype, bytes, digest of the initial value), from the layout alone."""
     params, dtype, ranks = run.problem.parameters(), run.problem.dtype, []

@@ -25,16 +25,6 @@ SIZES = Problem(batch=12, width=8, layers=4)
 DEGREES = (1, 2, 4)
 
 
-def label(run: Run) -> str:
-    sizes = run.problem
-    parts = [run.implementation, run.strategy, run.mesh, sizes.dtype, run.optimizer]
-    if replace(sizes, dtype=SIZES.dtype) != SIZES:
-        parts.append(f"B{sizes.batch}-D{sizes.width}-L{sizes.layers}")
-    if run.strategy == "pipeline_parallel":
-        parts.append(f"m{run.microbatches}")
-    return "-".join(parts)
-
-
 def make(implementation: str, strategy: str, degree: int, dtype: str = "float64", optimizer: str = "adamw", **rest):
     sizes = {key: rest.pop(key) for key in ("batch", "width", "layers") if key in rest}
     problem = replace(SIZES, dtype=dtype, **sizes)
@@ -50,7 +40,7 @@ CASES = [
 
 
 def each(runs):
-    return pytest.mark.parametrize("run", runs, ids=label)
+    return pytest.mark.parametrize("run", runs, ids=evidence.label)
 
 
 @pytest.fixture(scope="session")
