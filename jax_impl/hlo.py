@@ -117,7 +117,7 @@ def _read(text: str, name: str) -> Module:
     try:
         return _module(text)
     except HloError as problem:
-        raise HloError(" ".join(f"{name}: {problem}".split())) from None
+        raise HloError(" ".join(f"{name}: {problem}".splitlines())) from None
 
 
 def _module(text: str) -> Module:

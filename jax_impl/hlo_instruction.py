@@ -12,7 +12,7 @@ from .hlo_text import COMMENT, GROUP, NAME, STRING, HloError, Program, Statement
 PIECE = re.compile(rf'[^"()\[\]{{}},]*(?:(?:{STRING}|{GROUP})[^"()\[\]{{}},]*)*', re.S)
 STRIP = re.compile(rf"({STRING})|{COMMENT}", re.S)
 INSTRUCTION = re.compile(
-    rf'\s*(?:ROOT\s)?\s*%?({NAME})\s*=\s*([^\s(]\S*|\((?:[^)"]*\))+?)\s*([a-z][a-z0-9\-]*)\s*\(', re.S
+    rf'\s*(?:ROOT\s)?\s*%?({NAME})\s*=\s*([^\s(]\S*(?=\s)|\((?:[^)"]*\))+?)\s*([a-z][a-z0-9\-]*)\s*\(', re.S
 )
 # Within a string the quotes are escaped, so that none in there can look like this.
 OP_NAME = re.compile(rf'\bmetadata=\{{(?:[^"}}]|{STRING})*?\bop_name=({STRING})', re.S)
@@ -128,7 +128,7 @@ def instruction(text: str, statement: Statement) -> Instruction:
     """A statement's parts. Raises HloError if they do not fit together."""
     line = clean(text[statement.start : statement.end])
     found = INSTRUCTION.match(line)
-    if not found:
+    if not found or found[3] != statement.opcode:
         raise error(text, statement.start, f"instruction {display(statement.name)} cannot be read")
     close = balanced(line, found.end() - 1)
     return Instruction(found[1], found[2], found[3], line[found.end() : close - 1], line[close:])
