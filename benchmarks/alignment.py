@@ -18,11 +18,11 @@ from contract.communication import Record
 ITEMSIZE = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
 
 # (rule, ops that were written, ops that stand for them). One side has a single op.
-REWRITES = (
-    ("unfused_reduce_scatter", ("reduce_scatter",), ("all_reduce",)),
-    ("fused_reduce_scatter", ("all_reduce",), ("reduce_scatter",)),
+REWRITES = (  # two for one first, lest one of the two be taken for less
     ("decomposed_all_reduce", ("all_reduce",), ("reduce_scatter", "all_gather")),
     ("recomposed_all_reduce", ("reduce_scatter", "all_gather"), ("all_reduce",)),
+    ("unfused_reduce_scatter", ("reduce_scatter",), ("all_reduce",)),
+    ("fused_reduce_scatter", ("all_reduce",), ("reduce_scatter",)),
     ("gather_by_sum", ("all_gather",), ("all_reduce",)),
     ("broadcast_by_sum", ("broadcast",), ("all_reduce",)),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -137,6 +138,81 @@ def check(
         if num_gpus() < most:
             refuse(f"device cuda needs a GPU for each rank: degree {most}, GPUs {num_gpus()}; try --device cpu")
     raise typer.Exit(checking.show(runs, timeout, json))
+
+
+@app.command()
+def diff(
+    what: Annotated[
+        list[str],
+        typer.Argument(metavar="STRATEGY | A.json B.json", help="A strategy, or two outputs of trace or hlo."),
+    ],
+    target: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:SIZE", help="cpu:8, h100:2x8, v5e:2x4, ... Repeatable.")
+    ] = None,
+    implementation: Annotated[
+        str, typer.Option(metavar="NAME", help="annotated or shard_map: what XLA compiles.")
+    ] = "annotated",
+    degree: Annotated[int | None, typer.Option(metavar="N", help="Ranks. By default all devices of a target.")] = None,
+    mesh: Annotated[str | None, typer.Option(metavar="AXIS=N", help="The same as a mesh: tp=8.")] = None,
+    precision: Annotated[
+        str, typer.Option(metavar="NAME", help="Of matrix products: default (a plain jit's) or highest.")
+    ] = "default",
+    fail_on: Annotated[
+        str | None, typer.Option(metavar="WHAT", help="Exit with 1 on: unexplained, extra-bytes.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Write a picture of the bytes.")] = None,
+    batch: Annotated[int, typer.Option(metavar="N", help="Samples in a step, over all ranks.")] = 128,
+    width: Annotated[int, typer.Option(metavar="N", help="Width of every layer.")] = 1024,
+    layers: Annotated[int, typer.Option(metavar="N", help="Layers.")] = 4,
+    microbatches: Annotated[int, typer.Option(metavar="N", help="Microbatches of pipeline_parallel.")] = 4,
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="float64, float32 or bfloat16.")] = "float32",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line for each target.")] = False,
+) -> None:
+    """Compare the communication that torch code writes with what XLA derives, for hardware that need not be here."""
+    from benchmarks import diff as diffing
+    from contract.problem import Problem
+
+    try:
+        _one_of("precision", precision, ("default", "highest"))
+        if fail_on is not None:
+            _one_of("fail-on", fail_on, ("unexplained", "extra-bytes"))
+        if len(what) == 2:
+            raise typer.Exit(diffing.show_files(Path(what[0]), Path(what[1]), fail_on, json))
+        if len(what) != 1:
+            raise ValueError(f"give one strategy, or two JSON files; got {len(what)} names")
+        if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
+            raise ValueError(f"the picture must be a .png file in a folder that exists, got {str(picture)!r}")
+        problem = Problem(batch, width, layers, dtype)
+        pairs = diffing.plan(what[0], implementation, degree, mesh, target or (), problem, microbatches)
+        raise typer.Exit(diffing.show(pairs, precision, fail_on, picture, json))
+    except ValueError as error:
+        refuse(str(error))
+
+
+@app.command()
+def hlo(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="HLO text, gzipped or not; - reads standard input.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line for each file.")] = False,
+) -> None:
+    """Show what compiled XLA programs communicate, from their HLO text. Needs neither jax nor the hardware."""
+    from benchmarks import hlo_files
+
+    raise typer.Exit(hlo_files.show(files, json))
+
+
+@app.command()
+def targets(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
+    """List the hardware that diff can compile for, and whether its compiler is installed here."""
+    from benchmarks import target_list
+
+    target_list.show(json)
+
+
+def _one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"unknown {name} {value!r}; known: {', '.join(known)}")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ class Row:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; the rules joined by "+", None if the same."""
         row = asdict(self)
-        return {**row, "rule": "+".join(row.pop("rules")) or None}
+        return {"verdict": row.pop("verdict"), "rule": "+".join(row.pop("rules")) or None, **row}
 
 
 def align(explicit: Sequence[Record], derived: Sequence[Record]) -> list[Row]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.comm_diff import Row, align, step_bytes, unexplained
+from benchmarks.comm_diff import Row, align, unexplained
 from contract import cost
 from contract.communication import Record, totals
-from contract.strategy import AXES, Run
+from contract.problem import Problem
+from contract.strategy import AXES, STRATEGIES, Run
 
 MOST_TRACED = 16  # ranks that a laptop can run; for more, the explicit side is its closed form
 
@@ -32,11 +34,6 @@ class Diff:
     closed_form: list[Record]
     memory: dict[str, int]
     rows: list[Row]
-
-    @property
-    def extra_bytes(self) -> int:
-        """Wire bytes that a rank sends beyond what was written; negative if less."""
-        return step_bytes(self.derived) - step_bytes(self.explicit)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -129,3 +126,103 @@ def read_records(path: Path) -> tuple[str, list[Record]]:
             except (TypeError, ValueError, AttributeError, KeyError) as error:
                 raise ValueError(f"{path}: {key} has an entry that is no record: {error}") from None
     raise ValueError(f"{path}: has neither records nor collectives; give an output of shardiff trace or hlo --json")
+
+
+def plan(
+    strategy: str,
+    implementation: str,
+    degree: int | None,
+    mesh: str | None,
+    targets: Sequence[str],
+    problem: Problem,
+    microbatches: int,
+) -> list[tuple[Run, Any]]:
+    """The (run, target) pairs that the options ask for. Raises ValueError, one line, for what cannot work."""
+    from jax_impl.targets import parse
+
+    if implementation not in ("annotated", "shard_map"):
+        raise ValueError(f"unknown implementation {implementation!r} to diff torch with; known: annotated, shard_map")
+    if strategy not in STRATEGIES:
+        raise ValueError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
+    if mesh is not None:
+        axis, _, ranks = mesh.partition("=")
+        if axis != AXES[strategy] or not (ranks.isascii() and ranks.isdigit()):
+            raise ValueError(f"the mesh of {strategy} has one axis: {AXES[strategy]}=N, got {mesh!r}")
+        if degree not in (None, int(ranks)):
+            raise ValueError(f"mesh {mesh} and degree {degree} do not agree; give one of them")
+        degree = int(ranks)
+    if degree is not None and degree < 1:
+        raise ValueError(f"degree must be at least 1, got {degree}")
+    pairs = []
+    for target in [parse(text) for text in targets or [f"cpu:{degree or 4}"]]:
+        ranks = degree or target.num_devices
+        if ranks > target.num_devices:
+            raise ValueError(f"degree {ranks} needs {ranks} devices, {target} has {target.num_devices}")
+        pairs.append((Run(implementation, strategy, ranks, problem, microbatches=microbatches), target))
+    return pairs
+
+
+def show(pairs: Sequence[tuple[Run, Any]], precision: str, fail_on: str | None, png: Path | None, as_json: bool) -> int:
+    """Compute and print the diffs, one JSON object a line or as tables; returns 1 for what `fail_on` names, else 0."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from benchmarks import diff_view
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("")
+        diffs = compute(pairs, precision, lambda text: progress.update(task, description=text))
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
+    for diff in diffs:
+        if as_json:
+            print(json.dumps(diff.to_json()))
+            continue
+        problem = diff.run.problem
+        sizes = f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {problem.dtype}"
+        heading = f"{diff.run.strategy}, {diff.run.implementation}, for {diff.target} ({diff.run.mesh}): {sizes}"
+        console.print(f"[bold]{heading}[/]")
+        for part in diff_view.tables(diff):
+            console.print(part)
+        console.print()
+    if png is not None:
+        diff_view.picture(diffs, png)
+    return int(any(fails(diff.rows, fail_on) for diff in diffs))
+
+
+def show_files(a: Path, b: Path, fail_on: str | None, as_json: bool) -> int:
+    """The diff of two files of records; returns as `show` does. Raises ValueError for what is no such file."""
+    (left, explicit), (right, derived) = read_records(a), read_records(b)
+    rows = align(explicit, derived)
+    if as_json:
+        document = {
+            "strategy": None,
+            "implementation": None,
+            "target": None,
+            "mesh": None,
+            "explicit": {"file": str(a), "program": left, **side(explicit)},
+            "derived": {"file": str(b), "program": right, **side(derived)},
+            "closed_form": None,
+            "rows": [row.to_json() for row in rows],
+            "unexplained": unexplained(rows),
+        }
+        print(json.dumps(document))
+        return int(fails(rows, fail_on))
+    from rich.console import Console
+
+    from benchmarks import diff_view, record_view
+
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
+    for part in diff_view.render(explicit, derived, rows, a.name, b.name):
+        console.print(part)
+    for name, records in ((a, explicit), (b, derived)):
+        console.print(f"{name}: {record_view.summary(records)}", markup=False)
+    console.print(diff_view.rule_notes(rows), markup=False)
+    return int(fails(rows, fail_on))
+
+
+def fails(rows: Sequence[Row], fail_on: str | None) -> bool:
+    """Whether the rows have what must not be: rows that no rule explains, or more wire bytes than were written."""
+    if fail_on == "extra-bytes":
+        return sum(row.bytes["derived"] - row.bytes["explicit"] for row in rows) > 0
+    return fail_on == "unexplained" and unexplained(rows) > 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.comm_diff import WHY, Row, step_bytes
+from benchmarks.record_view import size
 from contract.communication import PHASES, Record, totals
 
 if TYPE_CHECKING:
@@ -24,15 +25,6 @@ COLOURS = {
     "all_to_all": "#CC79A7",
 }
 OTHER = "#999999"
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units, three digits: 1.05 MB."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if abs(count) < 999.5 or unit == "TB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    raise AssertionError("the loop returns")
 
 
 def describe(records: Sequence[Record]) -> str:
@@ -121,12 +113,16 @@ def totals_table(diff: Diff) -> RenderableType:
 
 
 def notes(diff: Diff) -> str:
-    """A sentence for each rule that was used, what no rule explains, and the memory of a device."""
-    used = [rule for rule in WHY if any(rule in row.rules for row in diff.rows)]
-    lines = [f"{rule.replace('_', ' ')}: {WHY[rule]}." for rule in used]
-    lines += [f"{row.verdict}: {row.why}." for row in diff.rows if row.verdict.startswith("only")]
+    """The sentences of the rules, and the memory of a device."""
     parts = ", ".join(f"{name.replace('_', ' ')} {size(count)}" for name, count in diff.memory.items() if count)
-    return "\n".join([*lines, f"memory of a device: {parts}"])
+    return f"{rule_notes(diff.rows)}\nmemory of a device: {parts}".lstrip()
+
+
+def rule_notes(rows: Sequence[Row]) -> str:
+    """A sentence for each rule that was used, and what no rule explains."""
+    used = [rule for rule in WHY if any(rule in row.rules for row in rows)]
+    lines = [f"{rule.replace('_', ' ')}: {WHY[rule]}." for rule in used]
+    return "\n".join(lines + [f"{row.verdict}: {row.why}." for row in rows if row.verdict.startswith("only")])
 
 
 def picture(diffs: Sequence[Diff], path: Path) -> None:

@@ -1,0 +1,95 @@
+"""Records of communication for people: a table in phases, and numbers that can be read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from contract.communication import PHASES, Record, totals
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, three digits: 1.05 MB."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 999.5 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    raise AssertionError("the loop returns")
+
+
+def times(record: Record) -> str:
+    """How often it runs in a step: 7, 0..1, or 2.. where there is no upper bound."""
+    least, most = record.executions.min, record.executions.max
+    return str(least) if least == most else f"{least}..{'' if most is None else most}"
+
+
+def group(record: Record) -> str:
+    """Among whom: `8`, `2 of 4` for two groups of four, `tp 8`, or a permute's edges."""
+    if record.edges is not None:
+        shown = " ".join(f"{source}>{target}" for source, target in record.edges[:4])
+        return f"{shown} +{len(record.edges) - 4}" if len(record.edges) > 4 else shown
+    if record.group_size is None:
+        return "?"
+    count = len(record.groups or ())
+    text = f"{count} of {record.group_size}" if count > 1 else str(record.group_size)
+    return f"{record.axis} {text}" if record.axis else text
+
+
+def place(source: str | None) -> str:
+    """file:line, relative to the current directory where it lies below."""
+    if not source:
+        return ""
+    below = os.getcwd() + os.sep
+    return source.removeprefix(below) if source.startswith(below) else os.sep.join(source.split(os.sep)[-3:])
+
+
+def table(records: Sequence[Record]) -> Table:
+    """One line for each kind of record, in phases; alike ones counted."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    result = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, justify in (
+        ("phase", "left"),
+        ("n", "right"),
+        ("op", "left"),
+        ("payload", "right"),
+        ("wire", "right"),
+        ("type", "left"),
+        ("group", "left"),
+        ("times", "right"),
+        ("source", "left"),
+    ):
+        result.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    shown = None
+    for phase in PHASES:
+        lines: dict[tuple[str, ...], int] = {}
+        for r in (r for r in records if r.phase == phase):
+            op = " ".join([r.op, *(["async"] if r.is_async else []), *r.flags])
+            cells = (op, size(r.payload_bytes), size(r.wire_bytes), r.dtype, group(r), times(r), place(r.source))
+            lines[cells] = lines.get(cells, 0) + 1
+        for cells, count in lines.items():
+            result.add_row(phase if phase != shown else "", str(count) if count > 1 else "", *cells)
+            shown = phase
+    return result
+
+
+def summary(records: Sequence[Record]) -> str:
+    """The totals of a step in one line."""
+    if not records:
+        return "no communication"
+    sums = totals(records)
+
+    def span(key: str, number: bool = False) -> str:
+        least, most = sums[key]["min"], sums[key]["max"]
+        low = str(least) if number else size(least)
+        if least == most:
+            return low
+        return f"{low} or more" if most is None else f"{low} to {most if number else size(most)}"
+
+    calls, payload, wire = span("calls", number=True), span("payload_bytes"), span("wire_bytes")
+    return f"in one step: {calls} calls, payload {payload}, a rank sends {wire}"
