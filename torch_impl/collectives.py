@@ -14,6 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+# The collectives of one tensor got these names in torch 2.13, which deprecates the old ones.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def broadcast(x: Tensor, root: int, group: ProcessGroup) -> Tensor:
     """Everyone gets the root's tensor, in place. S = x, wire S.
@@ -65,7 +69,7 @@ def all_gather(x: Tensor, group: ProcessGroup, dim: int = 0) -> Tensor:
     rank 1: B      =>  A B
     """
     blocks = x.new_empty(group.size(), *x.shape)
-    dist.all_gather_into_tensor(blocks.flatten(0, 1), x.contiguous(), group=group)
+    all_gather_single(blocks.flatten(0, 1), x.contiguous(), group=group)
     return blocks.movedim(0, dim).flatten(dim, dim + 1)
 
 
@@ -77,7 +81,7 @@ def reduce_scatter(x: Tensor, group: ProcessGroup, dim: int = 0) -> Tensor:
     """
     blocks = x.unflatten(dim, (group.size(), -1)).movedim(dim, 0).contiguous()
     out = torch.empty_like(blocks[0])
-    dist.reduce_scatter_tensor(out, blocks.flatten(0, 1), group=group)
+    reduce_scatter_single(out, blocks.flatten(0, 1), group=group)
     return out
 
 
