@@ -204,7 +204,8 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
         value = site.attributes.get("replica_groups", "{}")
         groups, group_size = device_groups(value, mode, replicas, partitions)
     arrays = payload(context.program, computation, site, group_size)
-    size = sum(array.num_bytes for array in arrays)
+    sizes = [array.num_bytes for array in arrays]
+    size = sum(sizes)
     moves = edges is None or any(source != target for source, target in edges)
     in_pieces = opcode in ("send", "recv") or chain_id(site) is not None
     return Record(
@@ -222,6 +223,7 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
         computation=display(computation),
         source=source_of(site.metadata, context.frames),
         flags=tuple(flags_of(site, opcode, arrays, groups)),
+        parts=tuple(sizes) if len(sizes) > 1 and op != "all_to_all" else (),
     )
 
 
