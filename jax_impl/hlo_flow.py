@@ -15,12 +15,14 @@ from contract.communication import Executions
 
 from .hlo_instruction import Instruction, instruction, names
 from .hlo_loops import Site, trip_count
-from .hlo_text import HloError, Program, Statement, display
+from .hlo_text import COMMENT, NAME, HloError, Program, Statement, display
 
 ONCE, UNKNOWN = Executions(1, 1), Executions(0, None)
 MAX_COUNT = 2**53  # beyond this a count is as good as unknown, and JSON readers lose digits
 IS_SYNC = re.compile(r'"is_sync":\s*true')
 BRANCHES = ("true_computation", "false_computation", "branch_computations")
+NAME_LIST = re.compile(rf"(?:\s|{COMMENT})*(?:\{{(?:{COMMENT}|[^}}])*|%?{NAME})?", re.S)
+NAMES = re.compile(NAME)
 CALLEES = ("body", "condition", *BRANCHES, "calls", "to_apply", "called_computations")
 
 
@@ -54,21 +56,29 @@ def follow_calls(program: Program, sites: list[tuple[str, Statement]], holders: 
 
     Raises HloError if a called computation is missing, or if one calls itself.
     """
+    # Only what leads to a collective is read in full, and a superset of that is found by a glance at each statement.
+    mentions: dict[str, list[int]] = defaultdict(list)
+    for number, (_, statement) in enumerate(sites):
+        for name in mentioned(program.text, statement):
+            mentions[name].append(number)
+    missing = [name for name in mentions if name not in program.computations]
+    queue, leading = deque([*holders, *missing]), {*holders, *missing}
+    chosen = set()
+    while queue:
+        for number in mentions.get(queue.popleft(), ()):
+            chosen.add(number)
+            caller = sites[number][0]
+            if caller not in leading:
+                leading.add(caller)
+                queue.append(caller)
     called: dict[str, list[Site]] = defaultdict(list)
-    for caller, statement in sites:
+    for caller, statement in (sites[number] for number in sorted(chosen)):
         site = instruction(program.text, statement)
         for callee, role in callees(site):
             if callee not in program.computations:
                 raise HloError(f"computation {display(callee)} is called but not in the text: a part is missing")
             called[callee].append(Site(caller, site, role))
-
-    # Only what leads to a collective: the rest of the program need not be looked into.
-    queue, leading = deque(holders), set(holders)
-    while queue:
-        for site in called[queue.popleft()]:
-            if site.caller not in leading:
-                leading.add(site.caller)
-                queue.append(site.caller)
+    leading -= set(missing)
     callers: dict[str, list[Call]] = {name: [] for name in leading}
     calls: dict[str, list[Call]] = defaultdict(list)
     for callee in leading:
@@ -97,6 +107,16 @@ def follow_calls(program: Program, sites: list[tuple[str, Statement]], holders: 
         raise HloError(f"computation {display(min(stuck))} calls itself")
     reached = {name: [call for call in found if call.caller in executions] for name, found in callers.items()}
     return Flow(executions, asynchronous, reached)
+
+
+def mentioned(text: str, statement: Statement) -> Iterator[str]:
+    """The names of all computations that a statement calls, and perhaps some words that are none."""
+    for key in ("calls=", "to_apply=", "body=", "condition=", "computation=", "computations="):
+        found = text.find(key, statement.start, statement.end)
+        while found >= 0:
+            found += len(key)
+            yield from NAMES.findall(NAME_LIST.match(text, found)[0])  # type: ignore[index]
+            found = text.find(key, found, statement.end)
 
 
 def capped(count: Executions) -> Executions:

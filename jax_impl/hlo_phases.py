@@ -72,8 +72,10 @@ class Phases:
         sites = []
         text, found = self.program.text, self.program.computations[computation]
         for statement in statements(text, found.start, found.end, None):
+            if statement.opcode in ("parameter", "constant"):  # an argument's name, a value that several may share
+                continue
             site = instruction(text, statement)
-            own = named_phase(site.op_name) if site.opcode != "parameter" else ""  # there it is an argument's name
+            own = named_phase(site.op_name)
             sites.append((site.name, own, site.operands))
             read = latest([before.get(operand, "") for operand in site.operands])
             if not own and read == "backward" and site.op_name and site.opcode not in MOVES_DATA:

@@ -176,13 +176,13 @@ def statements(text: str, start: int, stop: int, opcodes: frozenset[str] | None)
 
     Raises HloError where the text is no HLO or breaks off.
     """
-    match = LINE.match
+    match, find = LINE.match, text.find
     is_line_start = start == 0 or text[start - 1] == "\n"
     while start < stop:
         line = match(text, start) if is_line_start else None
         opcode = line and line[2]
         # A second " = " is a second instruction on this line, or stands in a string: the token loop can tell.
-        if line is None or (opcode and text.find(" = ", line.end(2), line.end()) >= 0):
+        if line is None or (opcode and find(" = ", line.end(2), line.end()) >= 0):
             position = skip(text, start)
             if position >= stop:
                 return

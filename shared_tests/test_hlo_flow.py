@@ -186,5 +186,13 @@ def test_a_computation_called_from_a_loop_and_from_outside_runs_the_sum() -> Non
     assert brief(only(text))[3] == (6, 6)
 
 
+def test_comments_among_the_called_computations_do_not_hide_a_call() -> None:
+    text = """%x = f32[8] call(%p), to_apply= /* } */ %yes
+    %k = s32[] constant(0)
+    ROOT %o = f32[8] conditional(%k, %x, %x), branch_computations={/* } */ %no, // }
+      %yes}, metadata={op_name="calls=%gone body={%x"}"""
+    assert brief(only(module(text, CHOSEN)))[3] == (1, 2)
+
+
 def test_what_entry_does_not_reach_does_not_count() -> None:
     assert valid(module("ROOT %n = f32[8] negate(%p)", CHOSEN)).collectives == []
