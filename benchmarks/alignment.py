@@ -199,16 +199,20 @@ def _rewrites(
 
 def _extras(ours: list[Atom], theirs: list[Atom], links: Links) -> None:
     """Executions of derived records beyond those written, which a rule explains nevertheless."""
+    kept = [a for a in ours if a.record.op == "all_gather" and a.record.phase == "forward"]
     for extra in theirs:
-        linked = [i for i, j in links if j == extra.index] if extra.left else []
-        if extra.record.op == "collective_permute" and linked:
+        if not extra.left:
+            continue
+        op, phase, linked = extra.record.op, extra.record.phase, [i for i, j in links if j == extra.index]
+        if op == "collective_permute" and linked:
             for i in linked:
                 links[i, extra.index].add("bubble_ticks")
             extra.left = 0
-        if extra.record.op == "all_gather" and extra.record.phase == "backward":
-            for a in ours:
-                kept = a.record.op == "all_gather" and a.record.phase == "forward" and a.elements == extra.elements
-                if kept and extra.left:
-                    rules = Sense(False, False).rules(a, extra) - {"moved"}
-                    links[a.index, extra.index] |= {"gathered_again"} | rules
-                    extra.left = 0
+        alike = [a for a in kept if a.elements == extra.elements]
+        if op == "all_gather" and phase == "backward" and alike:
+            first, *_ = alike
+            links[first.index, extra.index] |= {"gathered_again"} | (
+                Sense(False, False).rules(first, extra) - {"moved"}
+            )
+            extra.left = 0
+            kept.append(kept.pop(kept.index(first)))  # the next one is taken for another's

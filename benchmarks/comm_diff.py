@@ -101,22 +101,21 @@ def _row(
         explicit=tuple(left),
         derived=tuple(right),
         bytes={"explicit": step_bytes(ours), "derived": step_bytes(theirs)},
-        why=_sentences(rules, ours, theirs),
+        why=". ".join(sentence(rule, ours, theirs) for rule in WHY if rule in rules) or "the same op, group and bytes",
     )
 
 
-def _sentences(rules: set[str], ours: list[Record], theirs: list[Record]) -> str:
-    """One sentence for each rule."""
+def sentence(rule: str, ours: Sequence[Record], theirs: Sequence[Record]) -> str:
+    """What the compiler did to these records under a rule, and why that is equal."""
 
-    def values(name: str, records: list[Record]) -> str:
+    def values(name: str, records: Sequence[Record]) -> str:
         return "/".join(sorted({getattr(record, name) for record in records}))
 
     details = {
         "dtype": f": {values('dtype', theirs)} instead of {values('dtype', ours)}",
         "moved": f"; {values('phase', ours)} as written, {values('phase', theirs)} as derived",
     }
-    found = [WHY[rule] + details.get(rule, "") for rule in WHY if rule in rules]
-    return ". ".join(found) or "the same op, group and bytes"
+    return WHY[rule] + details.get(rule, "")
 
 
 def _leftovers(ours: list[Atom], theirs: list[Atom]) -> Iterator[Row]:

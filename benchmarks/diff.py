@@ -217,7 +217,7 @@ def show_files(a: Path, b: Path, fail_on: str | None, as_json: bool) -> int:
         console.print(part)
     for name, records in ((a, explicit), (b, derived)):
         console.print(f"{name}: {record_view.summary(records)}", markup=False)
-    console.print(diff_view.rule_notes(rows), markup=False)
+    console.print(diff_view.rule_notes(rows, explicit, derived), markup=False)
     return int(fails(rows, fail_on))
 
 

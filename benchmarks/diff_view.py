@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.comm_diff import WHY, Row, step_bytes
-from benchmarks.record_view import size
+from benchmarks.comm_diff import WHY, Row, sentence, step_bytes
+from benchmarks.record_view import size, times
 from contract.communication import PHASES, Record, totals
 
 if TYPE_CHECKING:
@@ -27,17 +27,19 @@ COLOURS = {
 OTHER = "#999999"
 
 
-def describe(records: Sequence[Record]) -> str:
-    """Equal records in one line: `3 x all_gather 1.05 MB bfloat16 async`."""
-    counts: dict[str, int] = {}
+def describe(records: Sequence[Record], with_async: bool = True) -> str:
+    """Equal records in one line: `3 x all_gather 1.05 MB bfloat16 (1 async)`."""
+    alike: dict[str, list[Record]] = {}
     for r in records:
-        most = r.executions.max
-        times = f" {most} times" if most not in (0, 1, None) else {0: " never", None: " ? times"}.get(most, "")
-        text = f"{r.op} {size(r.payload_bytes)}{times}"
-        text += "" if r.dtype.startswith("float32") else f" {r.dtype}"
-        text += " async" if r.is_async else ""
-        counts[text] = counts.get(text, 0) + 1
-    return "\n".join(f"{n} x {text}" if n > 1 else text for text, n in counts.items()) or "-"
+        often = "" if times(r) == "1" else f" {times(r)} times"
+        text = f"{r.op} {size(r.payload_bytes)}{often}" + ("" if r.dtype.startswith("float32") else f" {r.dtype}")
+        alike.setdefault(text, []).append(r)
+    lines = []
+    for text, group in alike.items():
+        count = sum(r.is_async for r in group)
+        note = f" ({count} async)" if 0 < count < len(group) else " async" if count else ""
+        lines.append((f"{len(group)} x " if len(group) > 1 else "") + text + (note if with_async else ""))
+    return "\n".join(lines) or "-"
 
 
 def phase_of(row: Row, explicit: Sequence[Record], derived: Sequence[Record]) -> str:
@@ -61,7 +63,8 @@ def render(
     alike: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         ours, theirs = [explicit[i] for i in row.explicit], [derived[j] for j in row.derived]
-        key = (phase_of(row, explicit, derived), describe(ours), describe(theirs), row.verdict, row.rules)
+        kinds = (describe(ours, with_async=False), describe(theirs, with_async=False))
+        key = (phase_of(row, explicit, derived), *kinds, row.verdict, row.rules)
         alike.setdefault(key, []).append(row)
     most = max([sum(max(row.bytes.values()) for row in group) for group in alike.values()] + [1])
 
@@ -115,14 +118,18 @@ def totals_table(diff: Diff) -> RenderableType:
 def notes(diff: Diff) -> str:
     """The sentences of the rules, and the memory of a device."""
     parts = ", ".join(f"{name.replace('_', ' ')} {size(count)}" for name, count in diff.memory.items() if count)
-    return f"{rule_notes(diff.rows)}\nmemory of a device: {parts}".lstrip()
+    return f"{rule_notes(diff.rows, diff.explicit, diff.derived)}\nmemory of a device: {parts}".lstrip()
 
 
-def rule_notes(rows: Sequence[Row]) -> str:
+def rule_notes(rows: Sequence[Row], explicit: Sequence[Record], derived: Sequence[Record]) -> str:
     """A sentence for each rule that was used, and what no rule explains."""
-    used = [rule for rule in WHY if any(rule in row.rules for row in rows)]
-    lines = [f"{rule.replace('_', ' ')}: {WHY[rule]}." for rule in used]
-    return "\n".join(lines + [f"{row.verdict}: {row.why}." for row in rows if row.verdict.startswith("only")])
+    lines = []
+    for rule in WHY:
+        for row in (row for row in rows if rule in row.rules):
+            ours, theirs = [explicit[i] for i in row.explicit], [derived[j] for j in row.derived]
+            lines.append(f"{rule.replace('_', ' ')}: {sentence(rule, ours, theirs)}.")
+    lines += [f"{row.verdict}: {row.why}." for row in rows if row.verdict.startswith("only")]
+    return "\n".join(dict.fromkeys(lines))
 
 
 def picture(diffs: Sequence[Diff], path: Path) -> None:
