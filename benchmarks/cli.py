@@ -215,5 +215,22 @@ def _one_of(name: str, value: str, known: Sequence[str]) -> None:
         raise ValueError(f"unknown {name} {value!r}; known: {', '.join(known)}")
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def trace(
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python file, run as it is.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")] = None,
+    nproc: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes, started as torchrun would. 1 by default.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON; the script's output goes to stderr.")] = False,
+) -> None:
+    """Run any torch script and show what its ranks send: every call, merged over ranks, by phase and source line."""
+    from benchmarks import trace_script
+
+    if problem := trace_script.refusal(script, nproc):
+        refuse(problem)
+    raise typer.Exit(trace_script.show(script, arguments or [], nproc, json))
+
+
 if __name__ == "__main__":
     sys.exit(main())
