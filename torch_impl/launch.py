@@ -34,8 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from torch_impl import worker
+from torch_impl.messages import MAX_RANKS, NOTE, Job, receive, send
 from torch_impl.watch import Progress, RankState, WorkerError, ending, verdict, watch
-from torch_impl.worker import MAX_RANKS, NOTE, Job, report_phase, report_progress
+from torch_impl.worker import report_phase, report_progress
 
 __all__ = ["WorkerError", "Workers", "report_phase", "report_progress", "run_on_ranks", "workers"]
 
@@ -123,7 +124,7 @@ class Workers:
         pairs = [socket.socketpair() for _ in range(n)]
         try:
             directory.mkdir(parents=True)
-            (directory / "phases").write_bytes(bytes(NOTE.size * n))
+            (directory / "phases").write_bytes(NOTE.pack(0, b"start-up") * n)
             self._request(job, [theirs.fileno() for _, theirs in pairs])
             for _, theirs in pairs:
                 theirs.close()
@@ -178,8 +179,8 @@ class Workers:
         try:
             self.control.settimeout(limit)
             socket.send_fds(self.control, [b"!"], fds)
-            worker.send(self.control, request)
-            failure, answer = worker.receive(self.control)
+            send(self.control, request)
+            failure, answer = receive(self.control)
         except (OSError, EOFError) as error:
             status = ending(self._kill())
             how = f"no answer for {limit:g} s" if isinstance(error, TimeoutError) else status

@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from torch_impl.worker import NOTE, send
+from torch_impl.messages import NOTE, send
 
 Progress = Callable[[int, Any], object]  # called with a rank and what it reported
 SETTLE, GRACE, ANSWER = 0.3, 5.0, 2.0  # seconds: after an own error; after a secondary one; for a stuck rank to answer
@@ -48,7 +48,7 @@ class RankState:
     failed_at: float = math.inf  # time.monotonic(), one clock for all processes
     error_phase: str = ""
     error: str = ""
-    secondary: bool = False  # the error is the consequence of another rank's
+    secondary: bool = False  # the error may be the consequence of another rank's
     stack: str = ""  # where it is when all are stuck
     waiting: bool = False  # and that it waits for others there
     state: int | str | None = None  # exit code, negative for a signal; "stopped"; None if it was running to the end
@@ -123,7 +123,8 @@ def verdict(ranks: list[RankState], directory: Path, timeout: float) -> WorkerEr
     notes = NOTE.iter_unpack((directory / "phases").read_bytes())
     phases = [phase.rstrip(b"\0").decode(errors="replace") for _, phase in notes]
     failed = [rank for rank in ranks if rank.failed_at < math.inf or rank.ended_badly]
-    stuck = [] if failed else [rank for rank in ranks if not rank.gone and (rank.released or not rank.done)]
+    running = [rank for rank in ranks if not rank.gone and not isinstance(rank.state, int)]
+    stuck = [] if failed else [rank for rank in running if rank.released or not rank.done]
     if not failed and not stuck:
         return None
     if failed:
@@ -135,7 +136,8 @@ def verdict(ranks: list[RankState], directory: Path, timeout: float) -> WorkerEr
         phase, kind = first.error_phase, "raised"
         message = f"{first} raised in phase {phase}:"
     elif failed:
-        trace = (directory / f"fault-{first.rank}").read_text() if (directory / f"fault-{first.rank}").exists() else ""
+        fault = directory / f"fault-{first.rank}"
+        trace = fault.read_text() if fault.exists() else ""
         message = f"{first} died in phase {phase}: {ending(first.state)}"
     else:
         kind, trace = "stuck", first.stack
@@ -151,7 +153,7 @@ def verdict(ranks: list[RankState], directory: Path, timeout: float) -> WorkerEr
 def _consequence(rank: RankState) -> str:
     """What became of a rank that is not the one to blame."""
     if rank.error:
-        return "lost a connection" if rank.secondary else f"raised {rank.error.rstrip().splitlines()[-1]}"
+        return "failed to communicate" if rank.secondary else f"raised {rank.error.rstrip().splitlines()[-1]}"
     if rank.gone:
         return f"died: {ending(rank.state)}"
     if rank.done:

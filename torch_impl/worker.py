@@ -12,37 +12,23 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from torch_impl.messages import MAX_RANKS, NOTE, Job, receive, send
+
 if TYPE_CHECKING:
     import torch
 
-NOTE = struct.Struct("Q56s")  # a rank's part of the file `phases`: the number of reports, and the phase
-MAX_RANKS = 250  # file descriptors that one message can carry
-SECONDARY = ("closed by peer", "reset by peer", "Broken pipe", "remote process exited")  # errors by another rank's end
-
-
-@dataclass
-class Job:
-    """One call. module: the function's; payload: the pickled (function, arguments)."""
-
-    world_size: int
-    cuda: bool
-    directory: str
-    timeout: float
-    module: str | None
-    payload: bytes
+SECONDARY = ("gloo", "NCCL", "onnection", "Broken pipe", "remote process")  # in errors that another may have caused
 
 
 class Rank:
@@ -89,39 +75,18 @@ def report_progress(value: Any) -> None:
         _this_rank.send("progress", value)
 
 
-def send(sock: socket.socket, message: Any) -> None:
-    """A message is its length, 8 bytes, and its pickle."""
-    data = pickle.dumps(message, 5)
-    sock.sendall(struct.pack("!Q", len(data)))
-    sock.sendall(data)
-
-
-def receive(sock: socket.socket) -> Any:
-    """The next message. Raises EOFError when the other side is gone."""
-    (size,) = struct.unpack("!Q", _read(sock, 8))
-    return pickle.loads(_read(sock, size))
-
-
-def _read(sock: socket.socket, size: int) -> bytearray:
-    data = bytearray(size)
-    with memoryview(data) as rest:
-        while rest:
-            if not (count := sock.recv_into(rest)):
-                raise EOFError("the other side is gone")
-            rest = rest[count:]
-    return data
-
-
 def start_ranks(directory: str, count_gpus: bool) -> NoReturn:
     """The starter: import torch, then do what standard input, a socket, asks for until the caller is gone.
 
     "gpus" -> their number. Job, with a socket for each rank -> None. A list of which ranks are gone -> end all, states.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control, caller, pids = socket.socket(fileno=os.dup(0)), os.getppid(), []
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    while (null := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass  # the caller may have no standard output or error: nothing else may take their numbers
+    control, caller = socket.socket(fileno=os.dup(0)), os.getppid()
+    os.dup2(null, 0)
+    pids, failure, num_gpus = [], "", 0
     try:
-        failure, num_gpus = "", 0
         try:
             importlib.import_module("torch.distributed.device_mesh")
             num_gpus = _count_gpus() if count_gpus else 0
@@ -154,7 +119,7 @@ def _count_gpus() -> int:
     """The number of GPUs, found in another process: CUDA, once initialized, does not survive a fork."""
     import torch
 
-    if not (pid := os.fork()):
+    if not (pid := _quiet_fork()):
         try:
             os._exit(min(torch.cuda.device_count(), MAX_RANKS))
         finally:
@@ -167,25 +132,29 @@ def _fork(job: Job, control: socket.socket, sockets: list[socket.socket]) -> lis
     with suppress(BaseException):  # a rank meets the same error, and shows it
         importlib.import_module(job.module or "builtins")
     pids, starter = [], os.getpid()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # libraries warn that a fork has none of their threads; ranks make their own
-        for rank, sock in enumerate(sockets):
-            sock.set_inheritable(False)
-            pid = os.fork()
-            if not pid:
-                try:
-                    control.close()
-                    for other in sockets[rank + 1 :]:
-                        other.close()
-                    if sys.platform == "linux":
-                        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the starter
-                    if os.getppid() == starter:
-                        _run(rank, sock, job)
-                finally:
-                    os._exit(1)
-            pids.append(pid)
-            sock.close()
+    for rank, sock in enumerate(sockets):
+        sock.set_inheritable(False)
+        pids.append(_quiet_fork())
+        if not pids[-1]:
+            try:
+                control.close()
+                for other in sockets[rank + 1 :]:
+                    other.close()
+                if sys.platform == "linux":
+                    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the starter
+                if os.getppid() == starter:
+                    _run(rank, sock, job)
+            finally:
+                os._exit(1)
+        sock.close()
     return pids
+
+
+def _quiet_fork() -> int:
+    """Libraries warn that none of their threads are in a fork. Ranks start their own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return os.fork()
 
 
 def _end(pids: Sequence[int], gone: Sequence[bool]) -> list[int | str | None]:
@@ -227,7 +196,8 @@ def _run(rank: int, sock: socket.socket, job: Job) -> NoReturn:
         use_loopback()
         path = str(this.directory / "store")
         store = dist.FileStore(path, job.world_size)  # pyright: ignore[reportPrivateImportUsage]
-        init_group(device, job.timeout, store=store, rank=rank, world_size=job.world_size)
+        with _stderr_in_notes(this.directory / f"stderr-{rank}"):
+            init_group(device, job.timeout, store=store, rank=rank, world_size=job.world_size)
         this.report_phase("start-up")
         result = function(device, *args)
         this.report_phase("teardown")
@@ -245,6 +215,22 @@ def _run(rank: int, sock: socket.socket, job: Job) -> NoReturn:
         _flush()
         threading.Event().wait()  # the caller ends it
     os._exit(1)
+
+
+@contextmanager
+def _stderr_in_notes(path: Path) -> Iterator[None]:
+    """Make standard error part of the error, if there is one: when a rank dies, gloo logs it in all others."""
+    saved = os.dup(2)
+    with open(path, "w+b") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        except Exception as error:
+            error.add_note(path.read_text(errors="replace"))
+            raise
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
 
 
 def _flush() -> None:
