@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_impl.hlo_loops import count_trips
+from jax_impl.hlo.loops import count_trips
 from shared_tests.hlo_modules import ALL, CHOSEN, brief, module, only, valid
 
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_impl.hlo import COLLECTIVES, HloError, read, read_bytes, read_file
-from jax_impl.hlo_instruction import instruction
-from jax_impl.hlo_text import parse
+from jax_impl.hlo.instruction import instruction
+from jax_impl.hlo.text import parse
 from shared_tests.hlo_modules import ADD, ALL, CHOSEN, FLAT, brief, module, only, reduce, xla_parse
 
 CASES = Path(__file__).parent / "hlo_cases"

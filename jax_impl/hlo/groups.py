@@ -15,8 +15,8 @@ from math import prod
 
 import numpy as np
 
-from .hlo_instruction import split
-from .hlo_text import HloError, display
+from jax_impl.hlo.errors import HloError, display
+from jax_impl.hlo.instruction import split
 
 Groups = tuple[tuple[int, ...], ...]
 

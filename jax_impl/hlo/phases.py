@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from .hlo_flow import Flow
-from .hlo_instruction import Instruction, instruction
-from .hlo_text import Program, statements
+from jax_impl.hlo.flow import Flow
+from jax_impl.hlo.instruction import Instruction, instruction
+from jax_impl.hlo.text import Program, statements
 
 UPDATE = re.compile(r"(?:^|[/(])(?:optimizer|optax|adam|sgd|apply_updates|apply_gradients|update(?=$|[/)]))", re.I)
 MAX_CALLERS = 16  # levels of calls, and calls of one computation, to look for a name in

@@ -15,10 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-
-class HloError(ValueError):
-    """The text cannot be read. The message is one line that says where, what is wrong, and what would be right."""
-
+from jax_impl.hlo.errors import HloError, cut_off, display, error
 
 NAME = r"[\w.\-]+"
 STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
@@ -105,21 +102,6 @@ class Program:
             if not found.root and found.line_of:  # without a ROOT, the last instruction is it
                 found.root = next(reversed(found.line_of))
         return found
-
-
-def display(text: str) -> str:
-    """A piece of latin-1 program text as the file's author wrote it."""
-    return text if text.isascii() else text.encode("latin-1", "replace").decode("utf-8", "replace")
-
-
-def error(text: str, position: int, problem: str) -> HloError:
-    """An HloError that names the line."""
-    return HloError(f"line {text.count(chr(10), 0, position) + 1}: {problem}")
-
-
-def cut_off(where: str) -> HloError:
-    """An HloError for text that ends too early."""
-    return HloError(f"cut off inside {where}: HLO text ends with the closing brace of its last computation")
 
 
 def parse(text: str, opcodes: frozenset[str]) -> Program:

@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .hlo_instruction import Instruction, find, names
-from .hlo_text import Program
+from jax_impl.hlo.instruction import Instruction, find, names
+from jax_impl.hlo.text import Program
 
 TRIP_COUNT = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d{1,18})"?')
 INTEGER, NUMBER = re.compile(r"\s*(-?\d{1,18})\s*"), re.compile(r"\s*(\d{1,6})\s*")

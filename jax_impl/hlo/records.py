@@ -1,46 +1,26 @@
-"""What an XLA program communicates: HLO text -> list[Record]. For CPU, GPU and TPU, optimized or not.
-
-    jax.jit(f).lower(*args).compile().as_text()                    the text, and so are the files of
-    XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_text"           which are in DIR/*after_optimizations.txt
-
-One record per collective instruction that ENTRY reaches; loops, calls and branches are in `executions`. What is printed
-in pieces is put together: a start and its done; the copies of one collective in a TPU's async-collective fusions; a
-send and its receive, which are one collective_permute. The all-reduce in a TPU's all-reduce-scatter fusion is a
-reduce_scatter. Bytes are those of the shapes; for a permute, group_size is None.
-
-Flags: "promoted" (the reduction runs in a wider type than the program's), "ragged" and "dynamic" (bytes are an upper
-bound), "uneven_groups" (group_size is the largest).
-"""
+"""From the statements of a program that may communicate to one record for each collective."""
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from contract.communication import Record, wire_bytes
-
-from .hlo_flow import Flow, follow_calls, is_synchronous
-from .hlo_groups import Groups, device_edges, device_groups, id_lists
-from .hlo_instruction import (
+from jax_impl.hlo.errors import HloError, display
+from jax_impl.hlo.flow import Flow, is_synchronous
+from jax_impl.hlo.groups import Groups, device_edges, device_groups, id_lists
+from jax_impl.hlo.instruction import (
     Instruction,
     Leaf,
-    attributes,
-    clean,
     fields,
     find,
     instruction,
     leaves,
     source_of,
-    stack_frames,
 )
-from .hlo_phases import MAX_CALLERS, Phases
-from .hlo_text import HloError, Program, Statement, display, parse
-
-__all__ = ["HloError", "Module", "read", "read_bytes", "read_file"]
+from jax_impl.hlo.phases import MAX_CALLERS, Phases
+from jax_impl.hlo.text import Program, Statement
 
 OPS = {
     "all-reduce": "all_reduce",
@@ -63,94 +43,6 @@ GLOBAL_IDS = ("all-reduce", "all-gather", "reduce-scatter", "cross-replica-sum")
 MODES = ("cross_replica", "cross_partition", "cross_replica_and_partition", "flattened_id")
 DTYPES = {"pred": "bool", "f": "float", "bf": "bfloat", "s": "int", "u": "uint", "c": "complex"}
 PAIRS = "_xla_send_recv_source_target_pairs"
-HOW = "compile with jax.jit(f).lower(...).compile().as_text(), or lower with .as_text(dialect='hlo')"
-MLIR = re.compile(r"\s*(?:#\w+\s*=|module\b|\"builtin\.module\"|func\.func\b|#loc)")
-
-
-@dataclass(frozen=True)
-class Module:
-    """What was read: the module's name, the devices that it runs on, and its collectives in the order of the text."""
-
-    name: str
-    num_devices: int
-    collectives: list[Record]
-
-
-def read_file(path: str | Path) -> Module:
-    """Read a file of HLO text, gzipped or not. Raises HloError, one line that starts with the file's name."""
-    return _read(decode(load(path), str(path)), str(path))
-
-
-def read_bytes(data: bytes, name: str) -> Module:
-    """Read HLO text, gzipped or not; `name` stands for it in errors. Raises HloError."""
-    return _read(decode(data, name), name)
-
-
-def read(text: str, name: str = "<text>") -> Module:
-    """Read HLO text. Raises HloError, one line that starts with `name`."""
-    return _read(text if text.isascii() else decode(text.encode("utf-8", "surrogatepass"), name), name)
-
-
-def load(path: str | Path) -> bytes:
-    """A file's content. Raises HloError."""
-    try:
-        return Path(path).read_bytes()
-    except FileNotFoundError:
-        raise HloError(f"{path}: no such file") from None
-    except (OSError, ValueError) as problem:
-        raise HloError(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
-
-
-def decode(data: bytes, name: str) -> str:
-    """Text with one character per byte (see hlo_text), whatever the encoding. Raises HloError."""
-    if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error):
-            raise HloError(f"{name}: the gzip file is cut off or damaged") from None
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):  # what a shell on Windows writes
-        data = data.decode("utf-16", "replace").encode("utf-8", "replace")
-    return data.removeprefix(b"\xef\xbb\xbf").decode("latin-1")
-
-
-def _read(text: str, name: str) -> Module:
-    try:
-        return _module(text)
-    except HloError as problem:
-        raise HloError(" ".join(f"{name}: {problem}".splitlines())) from None
-
-
-def _module(text: str) -> Module:
-    if not text.strip():
-        raise HloError(f"empty: HLO text starts with HloModule; {HOW}")
-    if text.startswith("ML\xefR") or (MLIR.match(text) and "HloModule" not in text[:200]):
-        raise HloError(f"StableHLO (MLIR), not HLO: {HOW}")
-    if "\0" in text:
-        raise HloError(f"binary, not HLO text: for text, dump with --xla_dump_hlo_as_text or {HOW}")
-    if "\r" in text:
-        text = text.replace("\r\n", "\n")
-    program = parse(text, COLLECTIVES | CALLS)
-
-    calls = [site for site in program.interesting if site[1].opcode in CALLS]
-    found = [site for site in program.interesting if site[1].opcode in COLLECTIVES]
-    flow = follow_calls(program, calls, {computation for computation, _ in found})
-    header = dict(attributes(clean(program.header)))
-    replicas, partitions = (count(header.get(key, "1")) for key in ("replica_count", "num_partitions"))
-    frames = stack_frames(program.tables)
-    context = Context(program, flow, Phases(program, flow), frames, replicas, partitions)
-    records = list(collectives(context, found))
-    num_devices = replicas * partitions
-    for record in records:
-        for ranks in record.groups or record.edges or ():
-            num_devices = max(num_devices, *(rank + 1 for rank in ranks))
-    return Module(display(program.name), num_devices, records)
-
-
-def count(value: str) -> int:
-    """A device count of the module header."""
-    if not re.fullmatch(r"\d{1,9}", value) or int(value) == 0:
-        raise HloError(f"{display(value[:20])!r} is no number of devices")
-    return int(value)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from .hlo_text import COMMENT, GROUP, NAME, STRING, HloError, Program, Statement, balanced, display, error, statements
+from jax_impl.hlo.errors import HloError, display, error
+from jax_impl.hlo.text import COMMENT, GROUP, NAME, STRING, Program, Statement, balanced, statements
 
 PIECE = re.compile(rf'[^"()\[\]{{}},]*(?:(?:{STRING}|{GROUP})[^"()\[\]{{}},]*)*', re.S)
 STRIP = re.compile(rf"({STRING})|{COMMENT}", re.S)

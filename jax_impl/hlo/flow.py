@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from contract.communication import Executions
-
-from .hlo_instruction import Instruction, instruction, names
-from .hlo_loops import Site, trip_count
-from .hlo_text import COMMENT, NAME, HloError, Program, Statement, display
+from jax_impl.hlo.errors import HloError, display
+from jax_impl.hlo.instruction import Instruction, instruction, names
+from jax_impl.hlo.loops import Site, trip_count
+from jax_impl.hlo.text import COMMENT, NAME, Program, Statement
 
 ONCE, UNKNOWN = Executions(1, 1), Executions(0, None)
 MAX_COUNT = 2**53  # beyond this a count is as good as unknown, and JSON readers lose digits
