@@ -17,6 +17,7 @@ from benchmarks.machine import num_gpus
 from contract import reference
 from contract.strategy import Run, RunResult
 from jax_impl import devices
+from shared_tests.quick import quick_compilation
 from torch_impl.launch import Workers, workers
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -56,7 +57,8 @@ def execute(pool: Workers) -> Iterator[Execute]:
 
     def result(run: Run) -> RunResult:
         if run not in results:
-            results[run] = torch_train.run(run, pool) if run.implementation == "torch" else jax_train.run(run)
+            with quick_compilation():
+                results[run] = torch_train.run(run, pool) if run.implementation == "torch" else jax_train.run(run)
         return results[run]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 
-STAY = (
+STAY = (  # they hold processes and devices
     "torch_impl.launch",
-    "torch_impl.worker",
+    "torch_impl.messages",
     "torch_impl.watch",
+    "torch_impl.worker",
     "jax_impl.devices",
-)  # they hold processes, devices
+)
 Edit = tuple[str, str]  # old, new; old must occur exactly once
 
 

@@ -19,6 +19,7 @@ from contract.strategy import Run
 from shared_tests import evidence
 from shared_tests.edited import Edit, edited
 from shared_tests.on_ranks import train_edited
+from shared_tests.quick import quick_compilation
 
 # Claims of contract.proof and of the shards, and two ways to end without a result.
 LOSS, GRADIENTS, NORM = "loss", "gradients", "gradient norm"
@@ -557,7 +558,7 @@ def judge_run(
 def run_edited(run: Run, module: str, edits: Sequence[Edit], pool: Any, hangs: bool = False) -> Any:
     """The result of a run with an edited module, in worker processes (torch) or in this one (JAX)."""
     if run.implementation != "torch":
-        with edited(module, edits):
+        with edited(module, edits), quick_compilation():
             return importlib.import_module("jax_impl.train").run(run)
     from torch_impl import train
 
