@@ -8,7 +8,7 @@ all_reduce), so that two programs can be compared whatever algorithm a library p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
@@ -81,8 +81,16 @@ class Record:
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> Record:
-        """Inverse of `to_json`, also after a trip through JSON, which turns tuples into lists."""
+        """Inverse of `to_json`, also after a trip through JSON, which turns tuples into lists.
+
+        Raises ValueError, one line, for what is no record: an unknown or missing field, or a value of another type.
+        """
+        if not isinstance(fields, dict) or not {"op", "dtype", "payload_bytes", "wire_bytes"} <= fields.keys():
+            raise ValueError("a record has at least op, dtype, payload_bytes and wire_bytes")
         values = dict(fields)
+        for name, value in fields.items():
+            if not _VALID.get(name, _never)(value):
+                raise ValueError(f"{name} of a record cannot be {str(value)[:40]!r}")
         values["executions"] = Executions(**values.get("executions", {}))
         for key in ("groups", "edges"):
             if values.get(key) is not None:
@@ -90,6 +98,45 @@ class Record:
         for key in ("flags", "parts"):
             values[key] = tuple(values.get(key, ()))
         return Record(**values)
+
+
+def _never(value: Any) -> bool:
+    return False
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _list_of(valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list | tuple) and all(map(valid, value))
+
+
+def _executions(value: Any) -> bool:
+    if not isinstance(value, dict) or not value.keys() <= {"min", "max"}:
+        return False
+    return _count(value.get("min", 1)) and (value.get("max", 1) is None or _count(value.get("max", 1)))
+
+
+_VALID: dict[str, Callable[[Any], bool]] = {
+    "op": lambda value: isinstance(value, str) and value in OPS,
+    "dtype": lambda value: isinstance(value, str),
+    "payload_bytes": _count,
+    "wire_bytes": _count,
+    "group_size": lambda value: value is None or (_count(value) and value > 0),
+    "groups": lambda value: value is None or _list_of(_list_of(_count))(value),
+    "edges": lambda value: value is None or (_list_of(_list_of(_count))(value) and all(len(e) == 2 for e in value)),
+    "executions": _executions,
+    "phase": lambda value: isinstance(value, str) and value in PHASES,
+    "is_async": lambda value: isinstance(value, bool),
+    "flags": _list_of(lambda value: isinstance(value, str)),
+    "parts": _list_of(_count),
+    **dict.fromkeys(("axis", "name", "computation", "source", "detail"), _text),
+}
 
 
 def wire_factor(op: str, group_size: int | None) -> Fraction:
