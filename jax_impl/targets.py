@@ -30,13 +30,14 @@ from jax_impl.devices import devices, prepare, quiet_stderr
 
 PRECISIONS = ("default", "highest")
 CONFIGS = Path(__file__).parent / "target_configs"
+TPU_PAPER = "Jouppi et al., CACM 63(7), 2020"
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of hardware. memory (bytes), memory_bandwidth (bytes/s) and link are of one GPU or TPU chip; zero for a
-    CPU, whose machine is known here. chip_config: how a TPU chip's cores make devices, where not by libtpu's default."""
+    """One kind of hardware. memory (bytes), memory_bandwidth (bytes/s), link: of one GPU or TPU chip, empty for a CPU.
+    chip_config: how a TPU chip's cores make devices, where libtpu's default is not what jax runs with."""
 
     kind: str
     examples: tuple[str, ...]
@@ -54,9 +55,9 @@ def gpu(name: str, memory: int, memory_bandwidth: float, link: str) -> Family:
     return Family("gpu", (f"{name}:8", f"{name}:2x8"), memory, memory_bandwidth, f"{link} GB/s both ways", source)
 
 
-def tpu(examples: str, memory: int, memory_bandwidth: float, ici: int, cores: int = 1, chip_config: str = "") -> Family:
-    link, source = f"ICI, {ici} GB/s both ways", "Google Cloud TPU documentation"
-    return Family("tpu", tuple(examples.split()), memory, memory_bandwidth, link, source, cores, chip_config)
+def tpu(examples: str, memory: int, memory_bandwidth: float, ici: int, **more: Any) -> Family:
+    more = {"source": "Google Cloud TPU documentation", **more}
+    return Family("tpu", tuple(examples.split()), memory, memory_bandwidth, f"ICI, {ici} GB/s both ways", **more)
 
 
 FAMILIES = {
@@ -65,14 +66,14 @@ FAMILIES = {
     "h100": gpu("h100", 80 * GIB, 3.35e12, "NVLink 4, 900"),
     "h200": gpu("h200", 141 * GIB, 4.8e12, "NVLink 4, 900"),
     "b200": gpu("b200", 192 * 10**9, 8e12, "NVLink 5, 1800"),
-    "v2": tpu("v2:2x2 v2:4x4", 16 * GIB, 7e11, 496, cores=2),
-    "v3": tpu("v3:2x2 v3:4x4", 32 * GIB, 9e11, 656, cores=2),
+    "v2": tpu("v2:2x2 v2:4x4", 16 * GIB, 7e11, 496, devices_per_chip=2, source=TPU_PAPER),
+    "v3": tpu("v3:2x2 v3:4x4", 32 * GIB, 9e11, 656, devices_per_chip=2, source=TPU_PAPER),
     # megacore: both cores of a chip are one device, as they are when jax runs on a v4
     "v4": tpu("v4:2x2x1 v4:4x4x4", 32 * GIB, 1.2e12, 600, chip_config="megacore"),
     "v5e": tpu("v5e:2x4 v5e:16x16", 16 * GIB, 8.19e11, 400),
     "v5p": tpu("v5p:2x2x2 v5p:8x8x16", 95 * GIB, 2.765e12, 1200),
     "v6e": tpu("v6e:2x4 v6e:16x16", 32 * GIB, 1.638e12, 800),
-    "tpu7x": tpu("tpu7x:2x2x1 tpu7x:4x4x4", 192 * GIB, 7.38e12, 1200, cores=2),
+    "tpu7x": tpu("tpu7x:2x2x1 tpu7x:4x4x4", 192 * GIB, 7.38e12, 1200, devices_per_chip=2),
 }
 
 
@@ -102,8 +103,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Compiled:
-    """One compiled step: its optimized HLO as text, memory per device, the flops of a device where the compiler counts
-    them, and the seconds that lowering and compiling took."""
+    """A compiled step: its optimized HLO text, its memory and flops (None where not counted) per device, and the
+    seconds that it took to lower and compile."""
 
     run: Run
     target: Target
@@ -151,13 +152,9 @@ def parse(text: str) -> Target:
 def known() -> list[Known]:
     """Every family of targets, and what of it is here."""
     gpus = [path.read_text() for path in Path("/proc/driver/nvidia/gpus").glob("*/information")]
-
-    def attached(name: str, kind: str) -> int | None:
-        if kind == "gpu":
-            return sum(bool(re.search(rf"\b{name}\b", gpu, re.I)) for gpu in gpus)
-        return os.cpu_count() if kind == "cpu" else None
-
-    return [Known(n, f, has_compiler(f.kind), attached(n, f.kind)) for n, f in FAMILIES.items()]
+    attached = {name: sum(bool(re.search(rf"\b{name}\b", gpu, re.I)) for gpu in gpus) for name in FAMILIES}
+    here = {"cpu": lambda name: os.cpu_count(), "gpu": attached.get, "tpu": lambda name: None}
+    return [Known(n, f, has_compiler(f.kind), here[f.kind](n)) for n, f in FAMILIES.items()]
 
 
 def has_compiler(kind: str) -> bool:
@@ -177,7 +174,10 @@ def compile(run: Run, target: Target, precision: str = "default", update: bool =
 
 
 def compile_all(jobs: Sequence[tuple[Run, Target]], precision: str = "default", update: bool = False) -> list[Compiled]:
-    """`compile` for many, in their order, TPU targets beside the others. Not to be called from two threads at once."""
+    """`compile` for many, in their order, TPU targets beside the others. Not to be called from two threads at once.
+
+    jax is started on the CPU alone if it has not started; to run on GPUs as well, `devices.prepare` first.
+    """
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
     for run, target in jobs:
@@ -187,11 +187,11 @@ def compile_all(jobs: Sequence[tuple[Run, Target]], precision: str = "default", 
             raise ValueError(f"{run.degree} ranks need {run.degree} devices, {target} has {target.num_devices}")
         if not has_compiler(target.kind):
             raise ValueError(f'{target} needs a compiler that is not installed: pip install "shardiff[compilers]"')
-    most = max((target.num_devices for _, target in jobs if target.kind == "cpu"), default=0)
+    cpus = {target for _, target in jobs if target.kind == "cpu"}
     with suppress(RuntimeError):  # jax has started with fewer, which may do
-        prepare(max(most, 64), "cpu")  # 64, since a later call may need more than this one
-    for target in {target for _, target in jobs if target.kind == "cpu"}:
-        target_devices(target)  # raises where they are too few
+        prepare(max([64, *(target.num_devices for target in cpus)]), "cpu")  # 64: a later call may need more
+    for target in cpus:
+        target_devices(target)  # raises ValueError where they are too few
 
     # TPU programs one by one: libtpu's code generator for SparseCores overflows its stack where two run at once.
     with quiet_stderr(), ThreadPoolExecutor(1) as tpus, ThreadPoolExecutor(1) as others:
@@ -206,7 +206,7 @@ def compile_all(jobs: Sequence[tuple[Run, Target]], precision: str = "default", 
 
 
 def compile_one(run: Run, target: Target, precision: str, update: bool) -> Compiled:
-    """Lower and compile."""
+    """Lower and compile one."""
     import jax
 
     from jax_impl.train import make_mesh
@@ -223,15 +223,10 @@ def compile_one(run: Run, target: Target, precision: str, update: bool) -> Compi
             if n < target.num_devices and target.kind == "tpu":
                 raise ValueError(f"{n} of the {target.num_devices} devices of {target} make no slice: {line}") from e
             raise ValueError(f"the compiler for {target} refuses {run.strategy} on {n} devices: {line}") from e
-        memory, flops = compiled.memory_analysis(), (compiled.cost_analysis() or {}).get("flops")
-        in_bytes = Memory(
-            memory.argument_size_in_bytes,
-            memory.output_size_in_bytes,
-            memory.temp_size_in_bytes,
-            memory.generated_code_size_in_bytes,
-            memory.alias_size_in_bytes,
-        )
-        return Compiled(run, target, compiled.as_text(), in_bytes, flops, time.perf_counter() - start)
+        plan, flops = compiled.memory_analysis(), (compiled.cost_analysis() or {}).get("flops")
+        kinds = ("argument", "output", "temp", "generated_code", "alias")
+        memory = Memory(*(getattr(plan, f"{kind}_size_in_bytes") for kind in kinds))
+        return Compiled(run, target, compiled.as_text(), memory, flops, time.perf_counter() - start)
 
 
 @functools.cache
@@ -244,10 +239,10 @@ def target_devices(target: Target) -> list[Any]:
     if target.kind == "gpu":
         hosts, gpus = target.shape if len(target.shape) == 2 else (1, *target.shape)
         config = (CONFIGS / f"{target.name}.txtpb").read_text()
-        size = f"1x{hosts}x{gpus}"
-        return get_topology_desc(str(target), platform="cuda", target_config=config, topology=size).devices
-    chip_config = FAMILIES[target.name].chip_config
-    options = {"chip_config_name": chip_config} if chip_config else {}
+        options = {"target_config": config, "topology": f"1x{hosts}x{gpus}"}
+        return get_topology_desc(str(target), platform="cuda", **options).devices
+    os.environ.setdefault("TPU_LOG_DIR", "disabled")  # or libtpu leaves log files in /tmp
+    options = {"chip_config_name": name} if (name := FAMILIES[target.name].chip_config) else {}
     return get_topology_desc(str(target), platform="tpu", **options).devices
 
 
@@ -269,19 +264,16 @@ def lower(run: Run, mesh: Any, update: bool) -> Any:
         return jax.jit(loss_and_grads, out_shardings=(whole, of_params)).lower(params, batch)
     optimizer = make_optimizer(run)
     of_state = state_shardings(optimizer, params, mesh)
-    step = jax.jit(
-        make_step(strategy, mesh, run, optimizer),
-        out_shardings=(whole, of_params, of_params, of_state),
-        donate_argnums=(0, 1),
-    )
-    return step.lower(params, with_shardings(jax.eval_shape(optimizer.init, params), of_state), batch)
+    state = with_shardings(jax.eval_shape(optimizer.init, params), of_state)
+    step, out_shardings = make_step(strategy, mesh, run, optimizer), (whole, of_params, of_params, of_state)
+    return jax.jit(step, out_shardings=out_shardings, donate_argnums=(0, 1)).lower(params, state, batch)
 
 
 def shapes(strategy: Any, mesh: Any, run: Run) -> tuple[list[Layer], Batch]:
     """The shapes, dtypes and shardings of what the strategy's split_params and split_batch would place on `mesh`.
 
-    They are traced over the same devices as a mesh of Explicit axes: there a sharding is part of an array's type, and
-    so it comes out of a trace in which nothing is placed. What goes in are views of one zero.
+    They are traced over the same devices as a mesh of Explicit axes: there a sharding is part of an array's type, so
+    it comes out of a trace in which nothing is placed. What goes in are views of one zero.
     """
     import jax
     import jax.numpy as jnp
