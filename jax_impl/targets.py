@@ -116,8 +116,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Known:
-    """A row of `known()`. compiler: whether it is installed here; attached: the CPU's cores or the GPUs of that name
-    here, None where not looked for (TPUs)."""
+    """A row of `known()`. compiler: is it installed; attached: CPU cores or GPUs of that name, None if not looked for."""
 
     name: str
     family: Family
