@@ -116,7 +116,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Known:
-    """A row of `known()`. compiler: is it installed; attached: CPU cores or GPUs of that name, None if not looked for."""
+    """A row of `known()`. compiler: installed here; attached: CPU cores, GPUs of that name, None if not looked for."""
 
     name: str
     family: Family
