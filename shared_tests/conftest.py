@@ -109,6 +109,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="this machine has no NVIDIA GPU"))
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            run = item.callspec.params.get("run") if hasattr(item, "callspec") else None
-            group = item.path.stem + (f"-{run.strategy}" if isinstance(run, Run) else "")
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            strategy = getattr(params.get("run"), "strategy", params.get("strategy"))
+            group = f"{item.path.stem}-{strategy}" if item.path.stem == "test_equivalence" else item.path.stem
             item.add_marker(pytest.mark.xdist_group(group))

@@ -212,9 +212,8 @@ def different(one, other) -> list[str]:
 
 
 @st.composite
-def small_runs(draw, implementation):
-    strategy = draw(st.sampled_from(STRATEGIES))
-    degree = draw(st.sampled_from((2, 4, 1)))
+def small_runs(draw, implementation, strategy):
+    degree = draw(st.sampled_from((2, 4, 1)))  # simplest first
     batch, width, layers = draw(st.integers(1, 9)), draw(st.integers(1, 4)), draw(st.integers(1, 6))
     if strategy == "data_parallel":
         batch = max(batch, degree)
@@ -229,10 +228,11 @@ def small_runs(draw, implementation):
     return Run(implementation, strategy, degree, sizes, optimizer, 2, microbatches, device="cpu")
 
 
-@pytest.mark.parametrize(("implementation", "examples"), [("torch", 40), ("shard_map", 12), ("annotated", 12)])
-def test_every_run_that_can_work_equals_the_reference(implementation, examples, execute, reference_of):
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("implementation", "examples"), [("torch", 12), ("shard_map", 4), ("annotated", 4)])
+def test_every_run_that_can_work_equals_the_reference(implementation, strategy, examples, execute, reference_of):
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
-    @given(small_runs(implementation))
+    @given(small_runs(implementation, strategy))
     def equal(run):
         assert evidence.failures(run, execute(run), reference_of(run)) == []
 
