@@ -74,6 +74,7 @@ def match(explicit: Sequence[Record], derived: Sequence[Record]) -> tuple[Links,
             _one_to_one(ours, theirs, links, sense, same_edges=True)
             _one_to_one(ours, theirs, links, sense, same_edges=False)
             _sums(ours, theirs, links, sense)
+            _regrouped(ours, theirs, links, sense)
         for sense in senses:
             for rewrite in REWRITES:
                 _rewrites(ours, theirs, links, sense, *rewrite)
@@ -144,6 +145,22 @@ def _sums(ours: list[Atom], theirs: list[Atom], links: Links, sense: Sense) -> N
             chosen = [others[i] for i in subset_with_sum(sizes, one.size if sense.same_type else one.elements)]
             if len(chosen) > 1:
                 _link(*([one], chosen) if many is theirs else (chosen, [one]), links, sense)
+
+
+def _regrouped(ours: list[Atom], theirs: list[Atom], links: Links, sense: Sense) -> None:
+    """All that is left of one kind on one side, which adds up to all that is left of it on the other."""
+    groups: dict[tuple[Any, ...], tuple[list[Atom], list[Atom]]] = defaultdict(lambda: ([], []))
+    for side, many in enumerate((ours, theirs)):
+        for atom in (atom for atom in many if atom.left):
+            groups[*_without_size(sense, atom), atom.record.group_size][side].append(atom)
+    for left, right in groups.values():
+        sums = [sum(a.left * (a.size if sense.same_type else a.elements) for a in side) for side in (left, right)]
+        if left and right and sums[0] == sums[1] and len(left) + len(right) > 2:
+            for a in left:
+                for b in right:
+                    links[a.index, b.index] |= sense.rules(a, b) | {"regrouped"}
+            for atom in (*left, *right):
+                atom.left = 0
 
 
 def _without_size(sense: Sense, atom: Atom) -> tuple[Any, ...]:

@@ -144,7 +144,7 @@ def check(
 def diff(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="STRATEGY | A.json B.json", help="A strategy, or two outputs of trace or hlo."),
+        typer.Argument(metavar="STRATEGY... | A.json B.json", help="Strategies, or two outputs of trace or hlo."),
     ],
     target: Annotated[
         list[str] | None, typer.Option(metavar="NAME:SIZE", help="cpu:8, h100:2x8, v5e:2x4, ... Repeatable.")
@@ -160,7 +160,9 @@ def diff(
     fail_on: Annotated[
         str | None, typer.Option(metavar="WHAT", help="Exit with 1 on: unexplained, extra-bytes.")
     ] = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Write a picture of the bytes.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Write a picture of the bytes, for each strategy.")
+    ] = None,
     batch: Annotated[int, typer.Option(metavar="N", help="Samples in a step, over all ranks.")] = 128,
     width: Annotated[int, typer.Option(metavar="N", help="Width of every layer.")] = 1024,
     layers: Annotated[int, typer.Option(metavar="N", help="Layers.")] = 4,
@@ -171,19 +173,18 @@ def diff(
     """Compare the communication that torch code writes with what XLA derives, for hardware that need not be here."""
     from benchmarks import diff as diffing
     from contract.problem import Problem
+    from contract.strategy import STRATEGIES
 
     try:
         _one_of("precision", precision, ("default", "highest"))
         if fail_on is not None:
             _one_of("fail-on", fail_on, ("unexplained", "extra-bytes"))
-        if len(what) == 2:
+        if len(what) == 2 and not set(what) & set(STRATEGIES):
             raise typer.Exit(diffing.show_files(Path(what[0]), Path(what[1]), fail_on, json))
-        if len(what) != 1:
-            raise ValueError(f"give one strategy, or two JSON files; got {len(what)} names")
         if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
             raise ValueError(f"the picture must be a .png file in a folder that exists, got {str(picture)!r}")
         problem = Problem(batch, width, layers, dtype)
-        pairs = diffing.plan(what[0], implementation, degree, mesh, target or (), problem, microbatches)
+        pairs = diffing.plan(what, implementation, degree, mesh, target or (), problem, microbatches)
         raise typer.Exit(diffing.show(pairs, precision, fail_on, picture, json))
     except ValueError as error:
         refuse(str(error))

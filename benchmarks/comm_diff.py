@@ -24,6 +24,7 @@ WHY = {
     "broadcast_by_sum": "all but the root add zeros: a broadcast, for up to twice the wire bytes",
     "combined": "several collectives in one, operand by operand: the same bytes, the latency is paid once",
     "split": "one collective in several: the same bytes",
+    "regrouped": "as many bytes in all, combined and split in another way",
     "loop": "one instruction in a loop stands for as many calls as it has trips",
     "dtype": "another type on the wire",
     "moved": "in another phase: when, not what",
@@ -86,9 +87,10 @@ def _row(
 ) -> Row:
     """A row, with the rules that show only in how many records there are, and how often they run."""
     ours, theirs = [explicit[i] for i in left], [derived[j] for j in right]
-    looped = {executions(r) for r in ours} != {executions(r) for r in theirs}
-    if looped:
+    if {executions(r) for r in ours} != {executions(r) for r in theirs}:
         rules.add("loop")
+    elif "regrouped" in rules:
+        pass  # that says it all
     elif len(left) > len(right) and "recomposed_all_reduce" not in rules:
         rules.add("combined")
     elif len(right) > len(left) and not rules & {"decomposed_all_reduce", "gathered_again"}:

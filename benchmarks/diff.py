@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -129,7 +130,7 @@ def read_records(path: Path) -> tuple[str, list[Record]]:
 
 
 def plan(
-    strategy: str,
+    strategies: Sequence[str],
     implementation: str,
     degree: int | None,
     mesh: str | None,
@@ -142,19 +143,22 @@ def plan(
 
     if implementation not in ("annotated", "shard_map"):
         raise ValueError(f"unknown implementation {implementation!r} to diff torch with; known: annotated, shard_map")
-    if strategy not in STRATEGIES:
-        raise ValueError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
+    for strategy in strategies:
+        if strategy not in STRATEGIES:
+            raise ValueError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
     if mesh is not None:
         axis, _, ranks = mesh.partition("=")
-        if axis != AXES[strategy] or not (ranks.isascii() and ranks.isdigit()):
-            raise ValueError(f"the mesh of {strategy} has one axis: {AXES[strategy]}=N, got {mesh!r}")
+        for strategy in strategies:
+            if axis != AXES[strategy] or not (ranks.isascii() and ranks.isdigit()):
+                raise ValueError(f"the mesh of {strategy} has one axis: {AXES[strategy]}=N, got {mesh!r}")
         if degree not in (None, int(ranks)):
             raise ValueError(f"mesh {mesh} and degree {degree} do not agree; give one of them")
         degree = int(ranks)
     if degree is not None and degree < 1:
         raise ValueError(f"degree must be at least 1, got {degree}")
     pairs = []
-    for target in [parse(text) for text in targets or [f"cpu:{degree or 4}"]]:
+    for strategy, text in itertools.product(strategies, targets or [f"cpu:{degree or 4}"]):
+        target = parse(text)
         ranks = degree or target.num_devices
         if ranks > target.num_devices:
             raise ValueError(f"degree {ranks} needs {ranks} devices, {target} has {target.num_devices}")
@@ -186,7 +190,9 @@ def show(pairs: Sequence[tuple[Run, Any]], precision: str, fail_on: str | None, 
             console.print(part)
         console.print()
     if png is not None:
-        diff_view.picture(diffs, png)
+        for strategy, group in itertools.groupby(diffs, lambda diff: diff.run.strategy):
+            several = diffs[0].run.strategy != diffs[-1].run.strategy
+            diff_view.picture(list(group), png.with_stem(f"{png.stem}_{strategy}") if several else png)
     return int(any(fails(diff.rows, fail_on) for diff in diffs))
 
 

@@ -65,14 +65,14 @@ def devices(count: int, device: str = "auto") -> list[Any]:
 
 @contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Keep what compilers and plugins log in C++ off the user's screen; shown after all if an exception leaves."""
+    """Keep what compilers and plugins log in C++ off the user's screen; shown after all if an error leaves."""
     sys.stderr.flush()
     saved = os.dup(2)
     with tempfile.TemporaryFile() as log:
         os.dup2(log.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except Exception:  # not Ctrl-C, which is nobody's fault
             log.seek(0)
             os.write(saved, log.read())
             raise

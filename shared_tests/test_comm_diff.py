@@ -44,6 +44,7 @@ def test_equal_records_are_the_same():
         ({"combined"}, [rec("all_reduce", 64), rec("all_reduce", 32)], [rec("all_reduce", 96)]),
         ({"combined"}, [rec("all_reduce", 64), rec("all_reduce", 4)], [rec("all_reduce", 68, parts=(4, 64))]),
         ({"split"}, [rec("all_gather", 96)], [rec("all_gather", 64), rec("all_gather", 32)]),
+        ({"regrouped"}, [rec("all_reduce", 64), rec("all_reduce", 32)], [rec("all_reduce", 48), rec("all_reduce", 48)]),
         ({"loop"}, [rec("all_gather", 64)] * 3, [rec("all_gather", 64, executions=Executions(3, 3))]),
         ({"loop"}, [permute(8, [(0, 1)])] * 2, [permute(8, [(0, 1)], times=2)]),
         ({"dtype"}, [rec("all_gather", 64)], [rec("all_gather", 32, dtype="bfloat16")]),

@@ -169,7 +169,7 @@ def test_two_files_are_compared(output, tmp_path, capsys):
         (["diff", "tensor_parallel", "--precision", "low"], "unknown precision 'low'; known: default, highest"),
         (["diff", "tensor_parallel", "--fail-on", "x"], "unknown fail-on 'x'; known: unexplained, extra-bytes"),
         (["diff", "tensor_parallel", "--picture", "x.pdf"], "the picture must be a .png file in a folder that exists"),
-        (["diff", "a", "b", "c"], "give one strategy, or two JSON files; got 3 names"),
+        (["diff", "a", "b", "c"], "unknown strategy 'a'; known: data_parallel, "),
         (["diff", "nowhere.json", "nowhere.json"], "nowhere.json: cannot be read: No such file or directory"),
         (["diff", __file__, __file__], "not the JSON of one program"),
     ],
