@@ -4,7 +4,7 @@ EXTRAS ?= compilers,dev
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRAS)
 
-.PHONY: install demo test lint format clean
+.PHONY: install demo test lint format mutants clean
 
 install: $(STAMP)
 	@:
@@ -20,7 +20,10 @@ demo: install
 	@$(BIN)/shardiff check
 
 test: install
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
+
+mutants: install
+	@$(BIN)/python -m shared_tests.mutants
 
 lint: install
 	@$(BIN)/ruff check
