@@ -1,0 +1,175 @@
+"""The commands `shardiff bench ...`: what is measured rather than proven."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+bench = typer.Typer(help="Measure both frameworks in one run, with the machine and the method beside every figure.")
+
+
+@bench.callback()
+def options() -> None:
+    pass
+
+
+def _repeatable(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=f"{text} Repeatable.")
+
+
+@bench.command()
+def collectives(
+    op: Annotated[
+        list[str] | None, _repeatable("NAME", "broadcast, all_reduce, permute, ... All nine by default.")
+    ] = None,
+    ranks: Annotated[list[int] | None, _repeatable("N", "Ranks, a process each. 2 and 4 by default.")] = None,
+    size: Annotated[
+        list[str] | None, _repeatable("SIZE", "Payload S: 4KiB, 100MB, ... Instead of --min, --max.")
+    ] = None,
+    smallest: Annotated[str, typer.Option("--min", metavar="SIZE", help="Smallest payload of the sweep.")] = "1KiB",
+    largest: Annotated[str, typer.Option("--max", metavar="SIZE", help="Largest; the sweep goes by 4.")] = "16MiB",
+    iterations: Annotated[int, typer.Option(metavar="N", help="Timed calls of each size.")] = 20,
+    implementation: Annotated[list[str] | None, _repeatable("NAME", "torch or jax. Both by default.")] = None,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: CUDA where there are as many GPUs as ranks.")
+    ] = "auto",
+    budget: Annotated[
+        float, typer.Option(metavar="SECONDS", help="For one size and mode; if it does not suffice, fewer calls.")
+    ] = 10.0,
+    bare: Annotated[bool, typer.Option("--bare", help="Time a bare loop around the same calls too.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write the JSON here, anew after every block.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Write a picture of busbw over size.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Time every collective in torch.distributed and in JAX: one process per rank, the same transport and threads."""
+    from benchmarks import collectives as measuring
+    from benchmarks.cli import refuse
+
+    try:
+        plan = measuring.plan(
+            op, ranks, size or measuring.sweep(smallest, largest), implementation, device, iterations, budget, bare
+        )
+        measuring.check_path("output", output, ".json")
+        measuring.check_path("picture", picture, ".png")
+    except ValueError as error:
+        refuse(str(error))
+    raise typer.Exit(measuring.show(plan, output, picture, json))
+
+
+@bench.command()
+def steps(
+    ranks: Annotated[list[int] | None, _repeatable("N", "Ranks, a process each. 2 and 4 by default.")] = None,
+    strategy: Annotated[
+        list[str] | None, _repeatable("NAME", "data_parallel, ..., or single_device. All five by default.")
+    ] = None,
+    implementation: Annotated[
+        list[str] | None,
+        _repeatable("NAME", "torch, shard_map, annotated or peer: what a user would pick instead. All by default."),
+    ] = None,
+    iterations: Annotated[int, typer.Option(metavar="N", help="Timed steps of each contestant.")] = 30,
+    rounds: Annotated[int, typer.Option(metavar="N", help="Turns of torch and JAX that they are split into.")] = 3,
+    batch: Annotated[int, typer.Option(metavar="N", help="Samples in a step, over all ranks.")] = 128,
+    width: Annotated[int, typer.Option(metavar="N", help="Width of every layer.")] = 1024,
+    layers: Annotated[int, typer.Option(metavar="N", help="Layers.")] = 4,
+    microbatches: Annotated[int, typer.Option(metavar="N", help="Microbatches of pipeline_parallel.")] = 4,
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="float64, float32 or bfloat16.")] = "float32",
+    optimizer: Annotated[str, typer.Option(metavar="NAME", help="sgd or adamw.")] = "adamw",
+    speed_batch: Annotated[
+        int, typer.Option(metavar="N", help="Batch of the single device's share of the matrix-product rate.")
+    ] = 2048,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: CUDA where there are as many GPUs as ranks.")
+    ] = "auto",
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="One turn of a framework that takes longer counts as stuck.")
+    ] = 600.0,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write the JSON here, anew after every block.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Write a picture of step times.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Time training steps of every strategy in torch and JAX, and of what a user would pick instead, in one run."""
+    from benchmarks import steps as measuring
+    from benchmarks.cli import refuse
+    from benchmarks.figures import check_path
+    from contract.problem import Problem
+
+    try:
+        plan = measuring.plan(
+            ranks or (2, 4),
+            strategy or measuring.DEFAULT_STRATEGIES,
+            implementation or measuring.IMPLEMENTATIONS,
+            Problem(batch, width, layers, dtype),
+            optimizer=optimizer,
+            microbatches=microbatches,
+            iterations=iterations,
+            rounds=rounds,
+            device=device,
+            timeout=timeout,
+            speed_batch=speed_batch,
+        )
+        check_path("output", output, ".json")
+        check_path("picture", picture, ".png")
+    except ValueError as error:
+        refuse(str(error))
+    from benchmarks import steps_view
+
+    raise typer.Exit(steps_view.show(plan, output, picture, json))
+
+
+@bench.command()
+def bubbles(
+    stages: Annotated[list[int] | None, _repeatable("P", "Stages, a process each. 2 by default.")] = None,
+    microbatches: Annotated[list[int] | None, _repeatable("M", "Microbatches. 1, 2, 4, 8 and 16 by default.")] = None,
+    implementation: Annotated[
+        list[str] | None, _repeatable("NAME", "torch, shard_map or annotated. All three.")
+    ] = None,
+    iterations: Annotated[int, typer.Option(metavar="N", help="Steps of each.")] = 10,
+    batch: Annotated[int, typer.Option(metavar="N", help="Samples in a step.")] = 1024,
+    width: Annotated[int, typer.Option(metavar="N", help="Width of every layer.")] = 1024,
+    layers: Annotated[int, typer.Option(metavar="N", help="Layers.")] = 4,
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="float64, float32 or bfloat16.")] = "float32",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: CUDA where there are as many GPUs as stages.")
+    ] = "auto",
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="A measurement that takes longer counts as stuck.")
+    ] = 300.0,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write the JSON here, anew after every block.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Write a Gantt chart of the stages.")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write a trace for ui.perfetto.dev.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measure the bubble of naive and GPipe pipelines from timelines, beside the closed form."""
+    from benchmarks import bubbles as measuring
+    from benchmarks.cli import refuse
+    from benchmarks.figures import check_path
+    from contract.problem import Problem
+
+    try:
+        plan = measuring.plan(
+            stages or (2,),
+            microbatches or (1, 2, 4, 8, 16),
+            implementation or measuring.IMPLEMENTATIONS,
+            Problem(batch, width, layers, dtype),
+            iterations=iterations,
+            device=device,
+            timeout=timeout,
+        )
+        check_path("output", output, ".json")
+        check_path("picture", picture, ".png")
+        check_path("trace", trace, ".json")
+    except ValueError as error:
+        refuse(str(error))
+    from benchmarks import bubbles_view
+
+    raise typer.Exit(bubbles_view.show(plan, output, picture, trace, json))
