@@ -50,7 +50,7 @@ def under_torchrun() -> bool:
 
 
 def show(script: Path, arguments: Sequence[str], nproc: int | None, as_json: bool) -> int:
-    """Run, print, and return the exit status: the script's; 1 if the ranks disagree; 130 if interrupted.
+    """Run, print, and return the exit status: the script's; 1 if the ranks disagree; 130 or 143 if interrupted.
 
     Under torchrun each process runs its rank of the script, and rank 0 prints for all.
     """
@@ -87,13 +87,20 @@ def show(script: Path, arguments: Sequence[str], nproc: int | None, as_json: boo
 def run(script: Path, arguments: Sequence[str], nproc: int | None, directory: str, as_json: bool) -> int:
     """Run the script to its end in nproc processes, or in one with the environment as it is if nproc is None.
 
-    Each notes its calls in `directory`. Returns the status of the first process to fail, else 0; 130 if interrupted.
-    as_json: standard output is taken, so the script's goes to standard error.
+    Each notes its calls in `directory`. Returns the status of the first process to fail, else 0; 130 or 143 if ended
+    by SIGINT or SIGTERM. as_json: standard output is taken, so the script's goes to standard error.
     """
     root = str(Path(__file__).parents[1])
     code = f"import sys; sys.path.insert(0, {root!r}); from torch_impl.trace_process import main; main()"
     command = [sys.executable, "-c", code, directory]
     processes: list[subprocess.Popen[bytes]] = []
+    ended: list[int] = []
+
+    def interrupt(signum: int, frame: object) -> None:
+        ended.append(signum)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         with store_socket(nproc) as (fd, port):
             for rank in range(nproc or 1):
@@ -110,8 +117,9 @@ def run(script: Path, arguments: Sequence[str], nproc: int | None, directory: st
                 )
         return wait(processes)
     except KeyboardInterrupt:
-        return 130
+        return 128 + (signal.SIGTERM if ended else signal.SIGINT)
     finally:
+        signal.signal(signal.SIGTERM, before)
         end(processes)
 
 

@@ -20,6 +20,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+
+# A dispatch mode imports it at its first operator. That is too late once there is a process group: default arguments in
+# torch.distributed.nn would keep the group, and its threads, past destroy_process_group.
+import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -131,7 +135,7 @@ class _Tracer(TorchDispatchMode):
         self.paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.running: list[str] = []  # the paths of the modules that run now, outermost first
         self.unwaited: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # Work -> its calls
-        self.last_work: Any = None  # kept because Python gets the same object from torch only while it lives
+        self.last_work: Any = None  # kept until Python has it too: it gets the same object only while that lives
         self.batch: list[int] | None = None  # the calls that are being coalesced
         self.unwaited_memory: dict[int, int] = {}  # functional receives, by address
 
@@ -141,6 +145,7 @@ class _Tracer(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.last_work = None
         self.notice(func, args)
         kwargs = kwargs or {}
         kinds = {t.__name__ for t in types}
@@ -222,6 +227,7 @@ class _Tracer(TorchDispatchMode):
 
     def work_awaited(self, name: str, work: Any, result: Any) -> None:
         """A Work is done. Where a receive came from, if from anyone, is known now."""
+        self.last_work = None  # not a reference longer than the program's own
         if name == "is_completed" and not result:
             return
         for i in self.unwaited.pop(work, ()):

@@ -78,12 +78,9 @@ def match_collectives(ranks: Sequence[Sequence[Call]]) -> tuple[dict[Place, Oper
     for (name, members), by_rank in places.items():
         for number, column in enumerate(zip_longest(*(by_rank.get(rank, []) for rank in members)), 1):
             calls = [place and ranks[place[0]][place[1]] for place in column]
-            if problem := disagreement(calls):
-                last = [
-                    describe(ranks[rank][-1]) if rank < len(ranks) and ranks[rank] else "nothing" for rank in members
-                ]
+            if why := disagreement(calls):
                 texts = [
-                    f"{describe(call)}{problem[i]}" if call else f"no such call (its last: {last[i]})"
+                    f"{describe(call)}{why[i]}" if call else f"no such call (its last: {last_of(ranks, members[i])})"
                     for i, call in enumerate(calls)
                 ]
                 problems.append(f"group {name} ({ranks_text(members)}), call {number}: {sides(members, texts)}")
@@ -166,6 +163,12 @@ def match_messages(
             operation = Operation([here])  # type: ignore[index]
             sends[a], received[b] = operation, operation  # type: ignore[index]
     return sends, received, problems
+
+
+def last_of(ranks: Sequence[Sequence[Call]], rank: int) -> str:
+    """The last that a rank called, if anything."""
+    calls = ranks[rank] if rank < len(ranks) else []
+    return next((describe(call) for call in reversed(calls) if call.op != "wait"), "none")
 
 
 def describe(call: Call) -> str:
