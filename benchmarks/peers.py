@@ -1,33 +1,55 @@
-"""What a user of torch would pick instead: DistributedDataParallel, DTensor, torch.distributed.pipelining.
+"""What a user of torch would pick instead: DistributedDataParallel, FSDP2, DTensor, torch.distributed.pipelining.
 
-Each peer trains the same model on the same batches from the same weights, and ends with the same parameters.
-`python -m benchmarks.peers` times every explicit strategy and its peer step by step in turn, in the same processes.
+Each peer trains the same model on the same batches from the same weights, and ends with the same parameters;
+`shardiff bench steps` times it and checks that. FSDP2 and 1F1B are there as context: they do not do what our strategies
+do, but less memory is what they are picked for.
 """
 
 from __future__ import annotations
 
 import importlib
-import statistics
-import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-import typer
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from contract.problem import Batch, Layer, Problem, split_slices
-from contract.strategy import AXES, STRATEGIES, Run
+from contract.problem import Batch, Layer, split_slices
+from contract.strategy import Run
 from torch_impl import train
-from torch_impl.launch import run_on_ranks
 from torch_impl.model import squared_error
 
 Step = Callable[[Batch], Tensor]  # a rank's batch -> the global loss, before the update that the step ends with
+
+
+class Contestant(NamedTuple):
+    """A training step with what it holds. leaves: the parameters, as this rank holds them; transposed: as [out, in]."""
+
+    step: Step
+    leaves: list[Tensor]
+    optimizer: torch.optim.Optimizer
+    transposed: bool
+
+    def final(self) -> list[Tensor]:
+        """This rank's parameters in the order w0, b0, w1, ..., each w as [in, out]; whole where FSDP2 shards them."""
+        return [p.T if self.transposed and p.ndim == 2 else p for p in map(_gathered, self.leaves)]
+
+
+def _gathered(p: Tensor) -> Tensor:
+    if not isinstance(p, DTensor):
+        return p.detach()
+    return (p.full_tensor() if p.device_mesh.mesh_dim_names == FSDP_MESH else p.to_local()).detach()
+
+
+SILENT = "fake"  # torch's backend whose collectives return at once
+FSDP_MESH = ("dp",)  # of DTensors only FSDP2's lie on a dp mesh, and they are shards of what ours holds whole
 
 
 class MLP(nn.Module):
@@ -58,8 +80,8 @@ def optimizer_of(model: nn.Module, run: Run) -> torch.optim.Optimizer:
     return train.make_optimizer([tuple(model.parameters())], run)  # type: ignore[list-item]
 
 
-def explicit(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, Callable[[], list[Tensor]]]:
-    """Ours: the step, and what gives this rank's parameters in the order w0, b0, w1, ..."""
+def explicit(mesh: DeviceMesh, run: Run, device: torch.device) -> Contestant:
+    """Ours."""
     strategy = importlib.import_module(f"torch_impl.{run.strategy}")
     params = train.make_params(strategy, mesh, run, device)
     optimizer = train.make_optimizer(params, run)
@@ -69,18 +91,20 @@ def explicit(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, Ca
         train.update(optimizer, params, grads)
         return loss
 
-    return step, lambda: [p.detach() for layer in params for p in layer]
+    return Contestant(step, [p for layer in params for p in layer], optimizer, transposed=False)
 
 
-def peer(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, Callable[[], list[Tensor]]]:
-    """Theirs, in the same form. The loss is the global one too, by the same scalar all_reduce where it needs one."""
+def peer(name: str, mesh: DeviceMesh, run: Run, device: torch.device) -> Contestant:
+    """Theirs. The loss is the global one too, by the same scalar all_reduce where it needs one."""
     makers = {
-        "data_parallel": distributed_data_parallel,
-        "tensor_parallel": dtensor,
-        "megatron_tensor_parallel": dtensor,
-        "pipeline_parallel": pipelining,
+        "modules": modules,
+        "ddp": distributed_data_parallel,
+        "fsdp2": fsdp2,
+        "dtensor": dtensor,
+        "pipelining": pipelining,
+        "pipelining_1f1b": pipelining_1f1b,
     }
-    step, model = makers[run.strategy](mesh, run, device)
+    step, model = makers[name](mesh, run, device)
     optimizer = optimizer_of(model, run)
 
     def update(batch: Batch) -> Tensor:
@@ -89,17 +113,51 @@ def peer(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, Callab
         optimizer.step()
         return loss
 
-    def params() -> list[Tensor]:
-        local = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
-        return [p.detach().T if p.ndim == 2 else p.detach() for p in local]
+    return Contestant(update, list(model.parameters()), optimizer, transposed=True)
 
-    return update, params
+
+def modules(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
+    """torch's modules on one device."""
+    model = full_model(run, device)
+
+    def step(batch: Batch) -> Tensor:
+        loss = squared_error(model(batch.x), batch)
+        loss.backward()
+        return loss.detach()
+
+    return step, model
 
 
 def distributed_data_parallel(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
     """DDP (Li et al., 2006.15704). It takes the mean over ranks, so a rank's share of the loss is scaled up first."""
     group = mesh.get_group()
     model = DistributedDataParallel(full_model(run, device), process_group=group, gradient_as_bucket_view=True)
+    if dist.get_backend(group) == SILENT:  # whose results DDP would not take
+        model.register_comm_hook(None, as_it_is)
+
+    def step(batch: Batch) -> Tensor:
+        share = squared_error(model(batch.x), batch)
+        (share * run.degree).backward()
+        loss = share.detach()
+        dist.all_reduce(loss, group=group)
+        return loss
+
+    return step, model
+
+
+def as_it_is(state, bucket):  # DDP looks at annotations, and would not take them as the strings that they are here
+    """DDP's hook for a group that sends nothing: the bucket without a reduction."""
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def fsdp2(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
+    """FSDP2 (Zhao et al., 2304.11277; ZeRO-3, 1910.02054), every layer a unit. It takes the mean over ranks, as DDP."""
+    model, group = full_model(run, device), mesh.get_group()
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
     def step(batch: Batch) -> Tensor:
         share = squared_error(model(batch.x), batch)
@@ -134,15 +192,20 @@ def dtensor(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.
     return step, model
 
 
-def pipelining(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
+def pipelining(
+    mesh: DeviceMesh, run: Run, device: torch.device, kind: type[ScheduleGPipe] | type[Schedule1F1B] = ScheduleGPipe
+) -> tuple[Step, nn.Module]:
     """torch.distributed.pipelining's GPipe schedule over the same stages and microbatches, which it must divide."""
     rank, group, last = mesh.get_local_rank(), mesh.get_group(), run.degree - 1
     model = full_model(run, device, split_slices(run.problem.layers, run.degree)[rank])
     weight = 1 / (run.problem.batch * run.problem.width)
+    wide = torch.float64 if run.problem.dtype == "float64" else torch.float32
     stage = PipelineStage(model, rank, run.degree, device, group=group)
-    schedule = ScheduleGPipe(
-        stage, run.microbatches, loss_fn=lambda out, y: weight * (out - y).square().sum(), scale_grads=False
-    )
+
+    def share_of_loss(out: Tensor, y: Tensor) -> Tensor:
+        return weight * (out - y).to(wide).square().sum()
+
+    schedule = kind(stage, run.microbatches, loss_fn=share_of_loss, scale_grads=False)
 
     def step(batch: Batch) -> Tensor:
         losses: list[Tensor] = []
@@ -155,54 +218,6 @@ def pipelining(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, 
     return step, model
 
 
-def compare(device: torch.device, runs: list[Run], iterations: int, warmup: int = 5) -> list[dict[str, list[float]]]:
-    """On every rank: for each run, the seconds of each iteration, ours and the peer's, all of them taken in turn.
-
-    Raises AssertionError if ours and the peer's losses or parameters differ by more than float32 rounding.
-    """
-    contestants, seconds = [], []
-    for run in runs:
-        mesh = init_device_mesh(device.type, (run.degree,), mesh_dim_names=(AXES[run.strategy],))
-        strategy = importlib.import_module(f"torch_impl.{run.strategy}")
-        batch = train.make_batch(strategy, mesh, run, 0, device)
-        contestants.append((batch, {"explicit": explicit(mesh, run, device), "peer": peer(mesh, run, device)}))
-        seconds.append({"explicit": [], "peer": []})
-    for iteration in range(warmup + iterations):
-        for (batch, pair), taken in zip(contestants, seconds, strict=True):
-            losses = {}
-            for name in sorted(pair, reverse=iteration % 2 == 1):
-                dist.barrier()
-                start = time.perf_counter()
-                losses[name] = pair[name][0](batch)
-                if device.type == "cuda":
-                    torch.cuda.synchronize()
-                if iteration >= warmup:
-                    taken[name].append(time.perf_counter() - start)
-            torch.testing.assert_close(losses["explicit"], losses["peer"], rtol=1e-4, atol=0)
-    for _, pair in contestants:
-        for ours, theirs in zip(pair["explicit"][1](), pair["peer"][1](), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
-    return seconds
-
-
-def main(
-    degree: list[int] = [2, 4], iterations: int = 40, batch: int = 128, width: int = 1024, layers: int = 4
-) -> None:
-    """Print, for every strategy and degree, the median step of both, and the median of the ratios of adjacent steps."""
-    print("strategy                  ranks  explicit ms  peer ms  ratio  (quartiles)")
-    for n in degree:
-        runs = [Run("torch", s, n, Problem(batch, width, layers)) for s in STRATEGIES]
-        ranks = run_on_ranks(compare, runs, iterations, world_size=n, device="cpu")
-        for i, run in enumerate(runs):
-            ours, theirs = ([max(r[i][k][j] for r in ranks) for j in range(iterations)] for k in ("explicit", "peer"))
-            ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
-            quartiles = statistics.quantiles(ratios)
-            print(
-                f"{run.strategy:25} {n:5}  {1e3 * statistics.median(ours):11.1f} {1e3 * statistics.median(theirs):8.1f}"
-                f"  {quartiles[1]:5.2f}  ({quartiles[0]:.2f} to {quartiles[2]:.2f})",
-                flush=True,
-            )
-
-
-if __name__ == "__main__":
-    typer.run(main)
+def pipelining_1f1b(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
+    """The same in 1F1B's order (Narayanan et al., 2006.09503): as much bubble, fewer activations kept."""
+    return pipelining(mesh, run, device, Schedule1F1B)

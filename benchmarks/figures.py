@@ -1,0 +1,57 @@
+"""Figures from samples: medians with quartiles, ratios, and documents that are never half written."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+Spread = dict[str, float]  # {"median", "q1", "q3"}
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and quartiles (inclusive method); of one value, itself three times."""
+    if len(values) == 1:
+        return {"median": values[0], "q1": values[0], "q3": values[0]}
+    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
+    return {"median": median, "q1": q1, "q3": q3}
+
+
+def over_ranks(samples: Sequence[Sequence[float]]) -> list[float]:
+    """Of samples[rank][iteration], the slowest rank of each iteration: a step is over when all are done."""
+    return [max(each) for each in zip(*samples, strict=True)]
+
+
+def adjacent_ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Ratios of iterations taken one right after the other, so that slow changes of the machine cancel."""
+    return [a / b for a, b in zip(ours, theirs, strict=True)]
+
+
+def round_ratios(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:
+    """Of samples[round][iteration], the ratio of the medians of each round."""
+    return [statistics.median(a) / statistics.median(b) for a, b in zip(ours, theirs, strict=True)]
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Replace the file at once: whoever reads it finds the last whole document."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def check_path(name: str, path: Path | None, suffix: str) -> None:
+    """ValueError unless a file of this name can be made."""
+    if path is not None and (path.suffix != suffix or not path.parent.is_dir() or path.is_dir()):
+        raise ValueError(f"the {name} must be a {suffix} file in a folder that exists, got {str(path)!r}")

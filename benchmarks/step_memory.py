@@ -1,0 +1,65 @@
+"""What a torch step holds, measured: bytes of live tensors, of what autograd keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def local(t: Tensor) -> Tensor:
+    """A rank's own part of a DTensor; another tensor itself."""
+    return t.to_local() if isinstance(t, DTensor) else t
+
+
+def nbytes(tensors: Iterable[Tensor | None]) -> int:
+    """Bytes of the tensors' memory, each storage once: views of one bucket are one bucket."""
+    storages = [local(t).untyped_storage() for t in tensors if t is not None]
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
+def held(leaves: list[Tensor], optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes of parameters, gradients and optimizer state after a step."""
+    state = [v for p in leaves for v in optimizer.state[p].values() if isinstance(v, Tensor)]
+    return {
+        "parameters": nbytes(leaves),
+        "gradients": nbytes(p.grad for p in leaves),
+        "optimizer_state": nbytes(state),
+    }
+
+
+def kept_for_backward(step: Callable[[], Any], not_counted: list[Tensor]) -> int | None:
+    """The most bytes that autograd keeps at any time of a step, but for `not_counted` (parameters and batch).
+
+    None where parameters are DTensors: what autograd then keeps are wrappers without storage.
+    """
+    if any(isinstance(t, DTensor) for t in not_counted):
+        return None
+    known = {t.untyped_storage().data_ptr() for t in not_counted}
+    uses: Counter[int] = Counter()
+    now = most = 0
+
+    class Kept:
+        def __init__(self, t: Tensor) -> None:
+            nonlocal now, most
+            self.tensor = t.detach()  # not t itself: an operation that keeps its own output would never be freed
+            storage = self.tensor.untyped_storage()
+            self.key, self.size = storage.data_ptr(), storage.nbytes()
+            uses[self.key] += 1
+            if uses[self.key] == 1 and self.key not in known:
+                now += self.size
+                most = max(most, now)
+
+        def __del__(self) -> None:
+            nonlocal now
+            uses[self.key] -= 1
+            if uses[self.key] == 0 and self.key not in known:
+                now -= self.size
+
+    with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
+        step()
+    return most
