@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from benchmarks.bench_cli import bench
 from benchmarks.interrupt import reliable_interrupts
 
 app = typer.Typer(
@@ -22,6 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+app.add_typer(bench, name="bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
