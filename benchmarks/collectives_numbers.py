@@ -67,19 +67,25 @@ def rows(implementation: str, op: str, ranks: int, by_rank: Sequence[Sequence[Ma
 
 
 def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float | None, float]:
-    """alpha in s, beta in bytes/s and the largest relative misfit of t = alpha + S/beta, by least squares of
-    (fit - t)/t: relative, or the largest size alone would decide. alpha is 0 rather than negative, beta None where
-    time does not grow with size.
+    """alpha in s, beta in bytes/s and the median relative misfit of t = alpha + S/beta.
+
+    The sum of |fit - t|/t is minimized, by least squares that are weighted anew until they settle: relative, or the
+    largest size alone would decide; absolute, so that a few disturbed sizes do not. alpha is 0 rather than negative,
+    beta None where time does not grow with size.
     """
     s, t = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
-    columns = np.stack([1 / t, s / t], axis=1)
-    alpha, slope = np.linalg.lstsq(columns, np.ones_like(t), rcond=None)[0]
-    if alpha < 0:
-        alpha, slope = 0.0, (s / t).sum() / ((s / t) ** 2).sum()
-    if slope <= 0:
-        alpha, slope = (1 / t).sum() / (1 / t**2).sum(), 0.0
-    misfit = np.abs((alpha + slope * s) / t - 1).max()
-    return float(alpha), float(1 / slope) if slope else None, float(misfit)
+    alpha, slope = 0.0, 0.0
+    misfit, weights = np.zeros_like(t), np.ones_like(t)
+    for _ in range(50):
+        columns = np.stack([weights / t, weights * s / t], axis=1)
+        alpha, slope = np.linalg.lstsq(columns, weights, rcond=None)[0]
+        if alpha < 0 or slope < 0:  # the other one alone
+            kept = columns[:, int(alpha < 0)]
+            best = kept @ weights / (kept @ kept)
+            alpha, slope = (0.0, best) if alpha < 0 else (best, 0.0)
+        misfit = np.abs((alpha + slope * s) / t - 1)
+        weights = 1 / np.sqrt(np.maximum(misfit, 1e-4))
+    return float(alpha), float(1 / slope) if slope > 0 else None, float(np.median(misfit))
 
 
 def fits(measured: Sequence[Row]) -> list[dict[str, Any]]:
@@ -102,7 +108,7 @@ def fits(measured: Sequence[Row]) -> list[dict[str, Any]]:
                 "alpha_s": alpha,
                 "beta_GBps": None if beta is None else beta / 1e9,
                 "bus_beta_GBps": None if bus is None else bus / 1e9,
-                "worst_relative_error": misfit,
+                "relative_error": misfit,
             }
         )
     return result

@@ -42,13 +42,13 @@ METHOD = (
     "per_iteration: synchronize the device, barrier, start the clock, one call, synchronize, stop the clock, barrier. "
     "An iteration takes as long as its slowest rank; min, median and p99 are over iterations, rank min, mean and max "
     "over the ranks' own medians.",
-    "amortized: 3 batches (9 beside a bare loop) of calls back to back, a barrier around each batch, one division; the statistics are over "
-    "the batches. Batches last 0.1 s or more where the call is short (1000 calls at most).",
+    "amortized: 3 batches (9 beside a bare loop) of calls back to back, a barrier around each batch, one division; the "
+    "statistics are over the batches. Batches last 0.1 s or more where the call is short (1000 calls at most).",
     "algbw = S/t of the median; busbw = algbw x factor (nccl-tests, doc/PERFORMANCE.md): all_reduce 2(n-1)/n; "
     "all_gather, reduce_scatter, all_to_all, gather, scatter (n-1)/n; broadcast, reduce, permute 1; one rank 0. "
     "GB = 1e9 bytes. The factor is that of the op asked for, also where another one runs.",
     "torch calls torch.distributed on buffers that exist; JAX calls a compiled shard_map, which makes its result anew. "
-    "XLA has no rooted collectives: runs_as is what the compiled program holds.",
+    "SPMD programs have no rooted collectives: runs_as is what the compiled program holds.",
 )
 
 
@@ -107,8 +107,8 @@ def _back_to_back(side: Side, calls: int) -> None:
         pending.append(side.call())
         if len(pending) >= side.depth:
             side.wait(pending.popleft())
-    if pending:
-        side.wait(pending[-1])
+    for result in pending:
+        side.wait(result)
 
 
 def _bare(side: Side, calls: int) -> None:

@@ -106,12 +106,7 @@ def fit_table(rows: Sequence[Row], fits: Sequence[Row], ranks: int) -> Table:
                 continue
             beta = "-" if one["beta_GBps"] is None else f"{one['beta_GBps']:.3g} GB/s"
             ran = runs_as[name, op]
-            cells += [
-                duration(one["alpha_s"]),
-                beta,
-                f"{one['worst_relative_error']:.0%}",
-                ran if ran != OPS[op] else "",
-            ]
+            cells += [duration(one["alpha_s"]), beta, f"{one['relative_error']:.0%}", ran if ran != OPS[op] else ""]
         result.add_row(*cells)
     return result
 
@@ -176,13 +171,16 @@ def _rounded(numbers: dict[str, float]) -> dict[str, str]:
 
 
 def picture(document: dict[str, Any], path: Path) -> None:
-    """busbw per iteration over payload, a panel for each world size: a PNG."""
+    """busbw of one call by itself over payload, a panel for each world size: a PNG. algbw where only one rank ran."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    rows = [row for row in document["rows"] if row["mode"] == "per_iteration" and row["busbw_GBps"]]
+    rows = [row for row in document["rows"] if row["mode"] == "per_iteration"]
+    name_of = "busbw" if any(row["busbw_GBps"] for row in rows) else "algbw"
+    rows = [row for row in rows if row[f"{name_of}_GBps"]]
+    over_loopback = document["settings"]["device"] == "cpu"
     counts = sorted({row["ranks"] for row in rows})
     figure = Figure(figsize=(max(6.4, 4.6 * len(counts)), 5.6), layout="constrained")
     FigureCanvasAgg(figure)
@@ -193,7 +191,8 @@ def picture(document: dict[str, Any], path: Path) -> None:
             (row["bytes"], row["busbw_GBps"])
         )
     for axes, ranks in zip(panels, counts, strict=True):
-        axes.axhline(document["floor"]["loopback_GBps"][str(ranks)], color=OTHER, linewidth=3, alpha=0.6, zorder=1)
+        if over_loopback:
+            axes.axhline(document["floor"]["loopback_GBps"][str(ranks)], color=OTHER, linewidth=3, alpha=0.6, zorder=1)
         for (count, op, name), points in curves.items():
             if count == ranks:
                 axes.plot(*zip(*sorted(points), strict=True), LINE[name], **_marks(op))
@@ -209,15 +208,18 @@ def picture(document: dict[str, Any], path: Path) -> None:
         axes.set_xlabel("payload S")
         axes.grid(True, color="#e5e5e5", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("busbw in GB/s (1e9 bytes a second)")
+    panels[0].set_ylabel(f"{name_of} in GB/s (1e9 bytes a second)")
     ops, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("op", "implementation"))
     legend = [Line2D([], [], linestyle="-", label=op, **_marks(op)) for op in ops]
     legend += [Line2D([], [], linestyle=LINE[name], color="#333333", label=name) for name in names]
-    legend.append(Line2D([], [], color=OTHER, linewidth=3, alpha=0.6, label="TCP over loopback, a stream per rank"))
+    if over_loopback:
+        legend.append(Line2D([], [], color=OTHER, linewidth=3, alpha=0.6, label="TCP over loopback, a stream per rank"))
     figure.legend(handles=legend, loc="outside lower center", ncols=5, frameon=False, fontsize=8.5)
     facts, transport = document["machine"], document["settings"]["transport"]
     where = f"{facts['cpu']}, {facts['cores']} cores, {facts['date'][:10]}"
-    figure.suptitle(f"busbw of one collective by itself, median; {transport}\n{where}", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(
+        f"{name_of} of one collective by itself, median; {transport}\n{where}", x=0.01, ha="left", fontsize=11
+    )
     figure.savefig(path, dpi=150)
 
 

@@ -160,10 +160,8 @@ class Workers:
                 if not rank.done and not rank.error:
                     rank.process.wait(2)
             rank.process.kill()
-        if failed:
-            first = min(failed, key=lambda rank: (rank.secondary, rank.failed_at))
-        else:
-            first = next(rank for rank in self.ranks if not rank.done)
+        late = next(rank for rank in self.ranks if not rank.done)
+        first = min(failed, key=lambda rank: (rank.secondary, rank.failed_at), default=late)
         trace, ending = first.error or _written(first), _ending(first.process.wait())
         if first.error:
             kind, how = "raised", f"{first} raised in phase {first.phase}:"
