@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -199,16 +200,26 @@ def read(directory: Path) -> list[list[Call]]:
     return [ranks.get(rank, []) for rank in range(max(ranks, default=-1) + 1)]
 
 
-def exchange(mine: Sequence[Sequence[Call]], num_ranks: int) -> list[list[Call]] | None:
-    """Under torchrun: on rank 0 the calls of all ranks, by way of torchrun's store; on the others None."""
+def exchange(mine: Sequence[Sequence[Call]], num_ranks: int, seconds: float = 60) -> list[list[Call]] | None:
+    """Under torchrun: on rank 0 the calls of all ranks, by way of torchrun's store; on the others None.
+
+    A rank whose calls do not come within this time is said to be missing, and has none.
+    """
     import torch.distributed as dist
 
-    rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
-    store = dist.PrefixStore("shardiff", dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=False))
-    store.set(f"trace/{rank}", json.dumps([call.to_json() for calls in mine for call in calls]))
+    rank, address, port = int(os.environ["RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=seconds))
+    store.set(f"shardiff/{rank}", json.dumps([call.to_json() for calls in mine for call in calls]))
     if rank:
         return None
-    return [[Call.from_json(fields) for fields in json.loads(store.get(f"trace/{r}"))] for r in range(num_ranks)]
+    ranks: list[list[Call]] = []
+    for other in range(num_ranks):
+        try:
+            ranks.append([Call.from_json(fields) for fields in json.loads(store.get(f"shardiff/{other}"))])
+        except dist.DistStoreError:
+            print(f"shardiff: nothing came from rank {other}", file=sys.stderr)
+            ranks.append([])
+    return ranks
 
 
 def view(program: str, num_ranks: int, records: Sequence[Record], disagreements: Sequence[str]) -> None:
@@ -221,7 +232,7 @@ def view(program: str, num_ranks: int, records: Sequence[Record], disagreements:
     sums = totals(records)
     calls, payload, wire = (sums[key]["max"] for key in ("calls", "payload_bytes", "wire_bytes"))
     console.print(
-        f"{program}, {ranks_text(range(num_ranks))}: {calls:,} calls, {size(payload)} payload, "
+        f"{program}, {ranks_text(range(num_ranks))}: {calls:,} call{'s' * (calls != 1)}, {size(payload)} payload, "
         f"{size(wire)} that a rank must send",
         markup=False,
     )

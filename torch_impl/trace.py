@@ -41,6 +41,7 @@ from torch_impl.trace_merge import merge, own_records
 from torch_impl.trace_ops import OPERATORS, calls_of, detail, short_name, tensors_in
 from torch_impl.train import make_batch, make_params
 
+NO_DISPATCH = Tensor.__torch_dispatch__  # what classes have that leave dispatching as it is
 WAITS = ("wait", "synchronize", "block_current_stream", "is_completed")
 
 
@@ -148,7 +149,7 @@ class _Tracer(TorchDispatchMode):
         self.last_work = None
         self.notice(func, args)
         kwargs = kwargs or {}
-        kinds = {t.__name__ for t in types}
+        kinds = {t.__name__ for t in types if t.__torch_dispatch__ is not NO_DISPATCH}
         if kinds and not kinds & {"FakeTensor", "FunctionalTensor"}:
             return NotImplemented  # a DTensor, say: its own operators on plain tensors come by here later
         if func.namespace not in OPERATORS:

@@ -173,14 +173,14 @@ def last_of(ranks: Sequence[Sequence[Call]], rank: int) -> str:
 
 def describe(call: Call) -> str:
     """A call in a line's part: all_reduce float32 16 B [4] at train.py:3."""
-    size = (
-        f" {call.dtype} {call.payload_bytes:,} B {' '.join(str(list(shape)) for shape in call.shapes)}"
-        if call.dtype
-        else ""
-    )
-    peer = {"send": "to", "recv": "from"}.get(call.op, "root")
-    where = f" {peer} rank {call.peer}" if call.peer is not None and call.op != "wait" else ""
-    return f"{call.op}{size}{where}{f' tag {call.tag}' if call.tag else ''} at {call.source or 'an unknown line'}"
+    words = [call.op]
+    if call.dtype:
+        words += [call.dtype, f"{call.payload_bytes:,} B", *(str(list(shape)) for shape in call.shapes)]
+    if call.peer is not None:
+        words += [{"send": "to", "recv": "from"}.get(call.op, "root"), f"rank {call.peer}"]
+    if call.tag:
+        words.append(f"tag {call.tag}")
+    return " ".join([*words, "at", call.source or "an unknown line"])
 
 
 def sides(members: Sequence[int], texts: Sequence[str]) -> str:

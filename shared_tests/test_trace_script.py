@@ -1,0 +1,279 @@
+"""`shardiff trace` runs any script as it is, and shows what its ranks send however the script ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks import cli, trace_script
+from benchmarks.trace_script import environment, group_text, read
+from contract.communication import OPS, Record, record, totals
+from torch_impl.trace_calls import Call
+
+TRAINS = """
+import os, sys
+import torch, torch.distributed as dist
+from helper import size
+assert __name__ == "__main__" and sys.argv[1:] == ["--steps", "3"], sys.argv
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+assert (rank, dist.get_world_size()) == (int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"]))
+w = torch.ones(size, requires_grad=True)
+for step in range(3):
+    loss = (w * rank).sum()
+    loss.backward()
+    dist.all_reduce(w.grad)
+x = torch.full((2,), float(rank))
+dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
+print("trained", x.tolist())
+dist.destroy_process_group()
+"""
+FAILS = """
+import sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(4))
+dist.barrier()
+if dist.get_rank() == 1:
+    sys.exit(7)
+work = dist.all_reduce(torch.ones(4), async_op=True)
+raise RuntimeError("late")
+"""
+SPAWNS = """
+import os
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+def rank_main(rank):
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{os.environ['OTHER_PORT']}", rank=rank, world_size=2)
+    dist.all_reduce(torch.ones(4))
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    import socket
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        os.environ["OTHER_PORT"] = str(server.getsockname()[1])
+    mp.spawn(rank_main, nprocs=2)
+"""
+HANGS = """
+import os, sys, threading, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    time.sleep(600)
+threading.Timer(1, lambda: print("hangs", os.getpid(), file=sys.stderr, flush=True)).start()
+dist.all_reduce(torch.ones(4))
+"""
+
+
+Finished = dict[str, subprocess.CompletedProcess[str]]
+TRACE = [sys.executable, "-m", "benchmarks.cli", "trace"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", *TRACE[2:]]
+COMMANDS = {
+    "trains": ([*TRACE, "--nproc", "2", "--json", "train.py", "--steps", "3"], TRAINS),
+    "torchrun": ([*TORCHRUN, "--json", "train.py", "--steps", "3"], TRAINS),
+    "fails": ([*TRACE, "--nproc", "2", "--json", "train.py"], FAILS),
+    "spawns": ([*TRACE, "--json", "train.py"], SPAWNS),
+}
+
+
+def start(command: list[str], text: str, directory: Path) -> subprocess.Popen[str]:
+    """Start a command in a directory with this script train.py, and a module that it imports."""
+    directory.joinpath("train.py").write_text(text)
+    directory.joinpath("helper.py").write_text("size = 4\n")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=directory, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """All commands, run at the same time, as users may run several."""
+    started = {name: start(*given, tmp_path_factory.mktemp(name)) for name, given in COMMANDS.items()}
+    ended = {}
+    for name, process in started.items():
+        try:
+            out, err = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # which shows what was traced so far
+            out, err = process.communicate()
+        ended[name] = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    return ended
+
+
+def trains(document: dict[str, Any]) -> None:
+    """What TRAINS sends, as JSON has it."""
+    assert list(document) == ["program", "ranks", "records", "totals", "disagreements"]
+    assert (document["program"], document["ranks"]) == ("train.py --steps 3", 2)
+    assert document["disagreements"] == []
+    records = [Record.from_json(fields) for fields in document["records"]]
+    assert [(r.op, r.payload_bytes, r.executions.max, r.phase, r.source, r.groups, r.edges) for r in records] == [
+        ("all_reduce", 16, 3, "backward", "train.py:13", ((0, 1),), None),
+        ("collective_permute", 8, 1, "backward", "train.py:15", None, ((0, 1),)),
+    ]
+    assert all(r.op in OPS for r in records)
+    assert document["totals"] == totals(records)
+
+
+def test_a_script_for_torchrun_runs_as_it_is(finished: Finished) -> None:
+    done = finished["trains"]
+    assert done.returncode == 0, done.stderr
+    trains(json.loads(done.stdout))
+    assert done.stderr.splitlines().count("trained [0.0, 0.0]") == 2
+
+
+def test_under_torchrun_its_processes_are_traced(finished: Finished) -> None:
+    done = finished["torchrun"]
+    assert done.returncode == 0, done.stderr
+    trains(json.loads(done.stdout))
+
+
+def test_a_script_that_fails_keeps_its_status_and_what_it_sent(finished: Finished) -> None:
+    done = finished["fails"]
+    assert done.returncode in (1, 7), "whichever rank was first"
+    assert f"the script ended with status {done.returncode} on rank " in done.stderr
+    assert "RuntimeError: late" in done.stderr and "trace_process.py" not in done.stderr, "the script's own frames only"
+    document = json.loads(done.stdout)
+    assert [(fields["op"], fields["source"]) for fields in document["records"]] == [("all_reduce", "train.py:5")]
+    assert document["disagreements"] == [
+        "group 0 (ranks 0, 1), call 3: rank 0: all_reduce float32 16 B [4] at train.py:9; "
+        "rank 1: no such call (its last: barrier at train.py:6)"
+    ]
+
+
+def test_processes_that_a_script_starts_are_traced(finished: Finished) -> None:
+    done = finished["spawns"]
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["ranks"] == 2
+    assert [(f["op"], f["groups"], f["source"]) for f in document["records"]] == [
+        ("all_reduce", [[0, 1]], "train.py:6")
+    ]
+
+
+def test_a_script_that_hangs_shows_what_it_waits_for_when_interrupted(tmp_path: Path) -> None:
+    started = start([*TRACE, "--nproc", "2", "train.py"], HANGS, tmp_path)
+    with started:
+        assert started.stderr is not None
+        pid = next(int(line.split()[1]) for line in started.stderr if line.startswith("hangs"))
+        started.send_signal(signal.SIGINT)
+        shown, _ = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "rank 0: all_reduce float32 16 B [4] at train.py:8; rank 1: no such call (its last: none)" in shown
+    assert not psutil.pid_exists(pid)
+
+
+def pretend(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of running a script: these calls, and status 0."""
+
+    def run(script: Path, arguments: list[str], nproc: int | None, directory: str, as_json: bool) -> int:
+        Path(directory, "1.jsonl").write_text("".join(json.dumps(call.to_json()) + "\n" for call in calls))
+        return 0
+
+    monkeypatch.setattr(trace_script, "run", run)
+    monkeypatch.chdir(Path(cli.__file__).parent)
+
+
+def test_a_script_without_communication_has_no_records(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend([], monkeypatch)
+    assert cli.main(["trace", "--json", "cli.py"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["ranks"], document["records"], document["disagreements"]) == (1, [], [])
+
+
+def test_ranks_that_disagree_make_the_status_1_though_the_script_succeeds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields: dict[str, Any] = {
+        "dtype": "float32",
+        "payload_bytes": 4,
+        "group": "0",
+        "ranks": (0, 1),
+        "source": "[a].py:1",
+    }
+    both = [Call(rank, "all_reduce", detail="[layer]", **fields) for rank in (0, 1)]
+    pretend([*both, Call(0, "all_gather", **fields)], monkeypatch)
+    assert cli.main(["trace", "--nproc", "2", "cli.py", "-x"]) == 1
+    shown = capsys.readouterr().out
+    assert "[a].py:1" in shown and "[layer]" in shown, "brackets are no markup"
+    assert "cli.py -x, ranks 0, 1: 1 call, 4 B payload" in shown
+    assert "call 2: rank 0: all_gather float32 4 B at [a].py:1; rank 1: no such call (its last: all_reduce" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["absent.py"], "absent.py: no such file"),
+        (["--nproc", "0", "cli.py"], "nproc must be at least 1, got 0"),
+        (["--nproc", "two", "cli.py"], "'--nproc'"),
+        (["."], ".: is a directory"),
+        ([], "SCRIPT"),
+    ],
+)
+def test_wrong_input_is_one_line_and_starts_nothing(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(cli.__file__).parent)
+    assert cli.main(["trace", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("shardiff: ") and says in err
+
+
+@pytest.mark.parametrize(
+    ("variables", "arguments", "says"),
+    [
+        ({"RANK": "0"}, ["cli.py"], "not by torchrun"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            ["--nproc", "2", "cli.py"],
+            "torchrun has started 4 processes already",
+        ),
+    ],
+)
+def test_an_environment_that_others_have_set_is_not_overwritten(
+    variables: dict[str, str],
+    arguments: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(Path(cli.__file__).parent)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["trace", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_environment_is_torchruns() -> None:
+    variables = environment(1, 4, 12345)
+    assert (variables["RANK"], variables["LOCAL_RANK"], variables["WORLD_SIZE"]) == ("1", "1", "4")
+    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("127.0.0.1", "12345")
+
+
+def test_what_processes_wrote_is_read_by_rank(tmp_path: Path) -> None:
+    first = [Call(1, "recv", "float32", 4, peer=0), Call(1, "wait", of=0)]
+    tmp_path.joinpath("7.jsonl").write_text(
+        "".join(json.dumps(call.to_json()) + "\n" for call in first) + '{"rank": 1, "o'
+    )
+    os.utime(tmp_path / "7.jsonl", (1, 1))
+    tmp_path.joinpath("5.jsonl").write_text("".join(json.dumps(call.to_json()) + "\n" for call in first))
+    nobody, rank = read(tmp_path)
+    assert nobody == []
+    assert [call.of for call in rank] == [None, 0, None, 2], "a later process of the same rank counts on"
+
+
+def test_groups_are_short() -> None:
+    def text(**fields: Any) -> str:
+        return group_text(record("broadcast", "float32", 4, None, **fields))
+
+    assert text(groups=((0, 1, 2, 3),), axis="tp") == "tp 0-3"
+    assert text(groups=((0, 2), (1, 3))) == "0,2 1,3"
+    assert text(edges=((0, 1), (1, 2))) == "0>1 1>2"
+    assert text(groups=tuple((i,) for i in range(9))) == "0 1 2 3 ... 5 more"
