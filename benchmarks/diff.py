@@ -177,7 +177,7 @@ def show(pairs: Sequence[tuple[Run, Any]], precision: str, fail_on: str | None, 
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("")
         diffs = compute(pairs, precision, lambda text: progress.update(task, description=text))
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
     for diff in diffs:
         if as_json:
             print(json.dumps(diff.to_json()))
@@ -218,7 +218,7 @@ def show_files(a: Path, b: Path, fail_on: str | None, as_json: bool) -> int:
 
     from benchmarks import diff_view, record_view
 
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
     for part in diff_view.render(explicit, derived, rows, a.name, b.name):
         console.print(part)
     for name, records in ((a, explicit), (b, derived)):
