@@ -128,7 +128,7 @@ def run(
 ) -> Document:
     """Measure. save: called with the document so far after every block; starting: with the name of what comes next.
 
-    The document holds plain JSON types; its keys are in the README of results and stay. Raises BlockFailed.
+    The document holds plain JSON types, and its keys stay. Raises BlockFailed.
     """
     document: Document = {
         "kind": "collectives",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ def show(document: dict[str, Any]) -> None:
         shown = [row for row in document["rows"] if row["ranks"] == ranks]
         console.print(table(shown, ranks))
         if any(one["ranks"] == ranks for one in document["fits"]):
-            console.print(fit_table(shown, document["fits"], ranks))
+            console.print(fit_table(document["fits"], ranks))
     for line in lines(document):
         console.print(line, markup=False)
 
@@ -71,7 +72,8 @@ def table(rows: Sequence[Row], ranks: int) -> Table:
     if len(ops) * len(sizes) > MOST and len(sizes) > 3:
         sizes = [sizes[0], sizes[len(sizes) // 2], sizes[-1]]
     by_key = {(row["implementation"], row["op"], row["bytes"], row["mode"]): row for row in rows}
-    result = _table(f"{ranks} ranks: one call by itself, and busbw also back to back", "op", "size")
+    bandwidth = "busbw" if ranks > 1 else "algbw"  # there is no bus within one rank
+    result = _table(f"{_ranks(ranks)}: one call by itself; {bandwidth} also back to back (b-to-b)", "op", "size")
     for column in (f"{name}\n{column}" for name in names for column in ("median", "p99", "GB/s", "b-to-b")):
         result.add_column(column, justify="right", no_wrap=True)
     for op in ops:
@@ -81,34 +83,36 @@ def table(rows: Sequence[Row], ranks: int) -> Table:
                 each, many = (by_key.get((name, op, payload, mode)) for mode in ("per_iteration", "amortized"))
                 if each and many:
                     cells += [duration(each["median_s"]), duration(each["p99_s"])]
-                    cells += [f"{each['busbw_GBps']:.3g}" if each["correct"] else "[red]WRONG[/]"]
-                    cells += [f"{many['busbw_GBps']:.3g}"]
+                    cells += [f"{each[f'{bandwidth}_GBps']:.3g}" if each["correct"] else "[red]WRONG[/]"]
+                    cells += [f"{many[f'{bandwidth}_GBps']:.3g}"]
                 else:
                     cells += [""] * 4
             result.add_row(*cells)
     return result
 
 
-def fit_table(rows: Sequence[Row], fits: Sequence[Row], ranks: int) -> Table:
-    """t = alpha + S/beta of one world size, per op and implementation, and what ran in its place."""
-    runs_as = {(row["implementation"], row["op"]): row["runs_as"] for row in rows if row["ranks"] == ranks}
-    names = list(dict.fromkeys(name for name, _ in runs_as))
-    result = _table(f"{ranks} ranks: t = alpha + S/beta of one call by itself", "op")
-    for column in (f"{name}\n{column}" for name in names for column in ("alpha", "beta", "off by", "runs as")):
-        result.add_column(column, justify="left" if "runs" in column else "right", no_wrap=True)
+def fit_table(fits: Sequence[Row], ranks: int) -> Table:
+    """t = alpha + S/beta of one world size, per op and implementation. off by: the median relative misfit."""
+    names = list(dict.fromkeys(one["implementation"] for one in fits))
+    result = _table(f"{_ranks(ranks)}: t = alpha + S/beta of one call by itself", "op")
+    for column in (f"{name}\n{column}" for name in names for column in ("alpha", "beta", "off by")):
+        result.add_column(column, justify="right", no_wrap=True)
     mine = [one for one in fits if one["ranks"] == ranks and one["mode"] == "per_iteration"]
     by_key = {(one["implementation"], one["op"]): one for one in mine}
     for op in dict.fromkeys(one["op"] for one in mine):
         cells = [op]
         for name in names:
             if (one := by_key.get((name, op))) is None:
-                cells += [""] * 4
+                cells += [""] * 3
                 continue
             beta = "-" if one["beta_GBps"] is None else f"{one['beta_GBps']:.3g} GB/s"
-            ran = runs_as[name, op]
-            cells += [duration(one["alpha_s"]), beta, f"{one['relative_error']:.0%}", ran if ran != OPS[op] else ""]
+            cells += [duration(one["alpha_s"]), beta, f"{one['relative_error']:.0%}"]
         result.add_row(*cells)
     return result
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' if count > 1 else ''}"
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -133,16 +137,20 @@ def lines(document: dict[str, Any]) -> list[str]:
     result.append(
         f"Values: {len(rows) - wrong} of {len(rows)} rows right; {held} of {len(document['identities'])} hold: {names}."
     )
+    others = {(row["implementation"], row["op"], row["runs_as"]) for row in rows if row["runs_as"] != OPS[row["op"]]}
+    for name in sorted({name for name, _, _ in others}):
+        ran = ", ".join(f"{op} as {runs_as}" for one, op, runs_as in sorted(others) if one == name)
+        result.append(f"{name} runs {ran}.")
     result += bare_lines(rows)
     fewer = [row for row in rows if row["mode"] == "per_iteration" and row["iterations"] < settings["iterations"]]
     if fewer:
         count = f"{len(fewer)} of {sum(row['mode'] == 'per_iteration' for row in rows)}"
         least = min(row["iterations"] for row in fewer)
         result.append(
-            f"{count} sizes had fewer than {settings['iterations']} iterations (at least {least}), "
-            f"as they would have taken more than {settings['budget']:g} s."
+            f"{count} measurements had fewer than {settings['iterations']} iterations (at least {least}) "
+            f"because they would have taken more than {settings['budget']:g} s."
         )
-    per_rank = ", ".join(f"{count} of {n} ranks" for n, count in settings["threads_per_rank"].items())
+    per_rank = ", ".join(f"{count} in each of {_ranks(int(n))}" for n, count in settings["threads_per_rank"].items())
     result.append(f"{settings['transport']}; threads: {per_rank}.")
     return [*result, *document["method"], machine.summary(document["machine"])]
 
@@ -151,13 +159,13 @@ def bare_lines(rows: Sequence[Row]) -> list[str]:
     """busbw of the harness over that of a bare loop around the same call, where that was measured."""
     bare = {_key(row): row["busbw_GBps"] for row in rows if row["mode"] == "bare" and row["busbw_GBps"]}
     result = []
-    for mode in ("amortized", "per_iteration") if bare else ():
-        ratios = {_key(row): row["busbw_GBps"] / bare[_key(row)] for row in rows if row["mode"] == mode}
+    for mode, name in product(("amortized", "per_iteration"), dict.fromkeys(name for name, *_ in bare)):
+        mine = [row for row in rows if (row["mode"], row["implementation"]) == (mode, name) and _key(row) in bare]
+        ratios = {_key(row): row["busbw_GBps"] / bare[_key(row)] for row in mine}
         least = min(ratios, key=lambda key: ratios[key])
-        where = f"{least[0]} {least[1]} on {least[2]} ranks at {size(least[3])}"
         result.append(
-            f"busbw {mode} / bare loop: median {median(ratios.values()):.2f} of {len(ratios)}, "
-            f"lowest {ratios[least]:.2f} ({where})."
+            f"busbw {mode} / bare loop: {name} median {median(ratios.values()):.2f} of {len(ratios)}, "
+            f"lowest {ratios[least]:.2f} ({least[1]} on {least[2]} ranks at {size(least[3])})."
         )
     return result
 
@@ -204,7 +212,7 @@ def picture(document: dict[str, Any], path: Path) -> None:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: size(x)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axes.tick_params(axis="x", labelsize=8)
-        axes.set_title(f"{ranks} ranks", loc="left")
+        axes.set_title(_ranks(ranks), loc="left")
         axes.set_xlabel("payload S")
         axes.grid(True, color="#e5e5e5", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
