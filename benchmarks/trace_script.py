@@ -205,10 +205,10 @@ def exchange(mine: Sequence[Sequence[Call]], num_ranks: int, seconds: float = 60
 
     A rank whose calls do not come within this time is said to be missing, and has none.
     """
-    import torch.distributed as dist
+    from torch.distributed import DistStoreError, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     rank, address, port = int(os.environ["RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=seconds))
+    store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=seconds))
     store.set(f"shardiff/{rank}", json.dumps([call.to_json() for calls in mine for call in calls]))
     if rank:
         return None
@@ -216,7 +216,7 @@ def exchange(mine: Sequence[Sequence[Call]], num_ranks: int, seconds: float = 60
     for other in range(num_ranks):
         try:
             ranks.append([Call.from_json(fields) for fields in json.loads(store.get(f"shardiff/{other}"))])
-        except dist.DistStoreError:
+        except DistStoreError:
             print(f"shardiff: nothing came from rank {other}", file=sys.stderr)
             ranks.append([])
     return ranks

@@ -41,7 +41,7 @@ from torch_impl.trace_merge import merge, own_records
 from torch_impl.trace_ops import OPERATORS, calls_of, detail, short_name, tensors_in
 from torch_impl.train import make_batch, make_params
 
-NO_DISPATCH = Tensor.__torch_dispatch__  # what classes have that leave dispatching as it is
+NO_DISPATCH: Any = vars(Tensor)["__torch_dispatch__"]  # of classes that leave dispatching as it is
 WAITS = ("wait", "synchronize", "block_current_stream", "is_completed")
 
 

@@ -50,8 +50,9 @@ class Call:
     @staticmethod
     def from_json(fields: dict[str, Any]) -> Call:
         """Inverse of `to_json`, also after a trip through JSON, which turns tuples into lists."""
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-        return Call(**values | {"shapes": tuple(map(tuple, fields.get("shapes", ())))})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        values["shapes"] = tuple(map(tuple, fields.get("shapes", ())))
+        return Call(**values)
 
 
 Place = tuple[int, int]  # a call: its rank, and its position among that rank's calls

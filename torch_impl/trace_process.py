@@ -19,7 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-import torch.distributed as dist
+from torch.distributed import (
+    Store,  # pyright: ignore[reportPrivateImportUsage]
+    TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+)
 
 from torch_impl.trace import capture
 from torch_impl.trace_calls import Call
@@ -33,9 +36,7 @@ def main() -> None:
     store = None
     if int(listening) >= 0:  # torchrun's agent has the store for all ranks; here rank 0 has it, until it ends
         port = int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(
-            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=int(listening)
-        )
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=int(listening))
     prepare(directory, os.environ.get("MASTER_PORT", ""))
     sys.argv[:] = [script, *arguments]
     sys.path[:] = [str(Path(script).resolve().parent), *(path for path in sys.path if path)]
@@ -75,7 +76,7 @@ def prepare(directory: str, port: str) -> None:
             command[code] = f"{start}; spawned({directory!r}, {port!r}, {command[code]!r})"
         return command
 
-    def store_at(host: str, at: Any, *args: Any, **kwargs: Any) -> dist.Store:
+    def store_at(host: str, at: Any, *args: Any, **kwargs: Any) -> Store:
         """torch's, but where a script has chosen another port no one has made a store yet."""
         asked = os.environ.get("TORCHELASTIC_USE_AGENT_STORE")
         if asked and str(at) != port:
