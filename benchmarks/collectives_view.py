@@ -188,16 +188,15 @@ def picture(document: dict[str, Any], path: Path) -> None:
     rows = [row for row in document["rows"] if row["mode"] == "per_iteration"]
     name_of = "busbw" if any(row["busbw_GBps"] for row in rows) else "algbw"
     rows = [row for row in rows if row[f"{name_of}_GBps"]]
-    over_loopback = document["settings"]["device"] == "cpu"
+    over_loopback = document["settings"]["device"] == "cpu" and name_of == "busbw"
     counts = sorted({row["ranks"] for row in rows})
     figure = Figure(figsize=(max(6.4, 4.6 * len(counts)), 5.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(counts), sharey=True, squeeze=False)[0]
     curves: dict[tuple[int, str, str], list[tuple[int, float]]] = {}
     for row in rows:
-        curves.setdefault((row["ranks"], row["op"], row["implementation"]), []).append(
-            (row["bytes"], row["busbw_GBps"])
-        )
+        point = row["bytes"], row[f"{name_of}_GBps"]
+        curves.setdefault((row["ranks"], row["op"], row["implementation"]), []).append(point)
     for axes, ranks in zip(panels, counts, strict=True):
         if over_loopback:
             axes.axhline(document["floor"]["loopback_GBps"][str(ranks)], color=OTHER, linewidth=3, alpha=0.6, zorder=1)
@@ -222,7 +221,9 @@ def picture(document: dict[str, Any], path: Path) -> None:
     legend += [Line2D([], [], linestyle=LINE[name], color="#333333", label=name) for name in names]
     if over_loopback:
         legend.append(Line2D([], [], color=OTHER, linewidth=3, alpha=0.6, label="TCP over loopback, a stream per rank"))
-    figure.legend(handles=legend, loc="outside lower center", ncols=5, frameon=False, fontsize=8.5)
+    figure.legend(
+        handles=legend, loc="outside lower center", ncols=5 if len(counts) > 1 else 3, frameon=False, fontsize=8.5
+    )
     facts, transport = document["machine"], document["settings"]["transport"]
     where = f"{facts['cpu']}, {facts['cores']} cores, {facts['date'][:10]}"
     figure.suptitle(
