@@ -21,7 +21,7 @@ from torch_impl.trace_calls import Call
 TRAINS = """
 import os, sys
 import torch, torch.distributed as dist
-from helper import size
+from sizes import size
 assert __name__ == "__main__" and sys.argv[1:] == ["--steps", "3"], sys.argv
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -85,7 +85,7 @@ COMMANDS = {
 def start(command: list[str], text: str, directory: Path) -> subprocess.Popen[str]:
     """Start a command in a directory with this script train.py, and a module that it imports."""
     directory.joinpath("train.py").write_text(text)
-    directory.joinpath("helper.py").write_text("size = 4\n")
+    directory.joinpath("sizes.py").write_text("size = 4\n")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=directory, env=environment, stdout=pipe, stderr=pipe, text=True)

@@ -34,7 +34,7 @@ def main() -> None:
     """Arguments: a directory for the files; a listening socket for the store, or -1; the script and its arguments."""
     directory, listening, script, *arguments = sys.argv[1:]
     store = None
-    if int(listening) >= 0:  # torchrun's agent has the store for all ranks; here rank 0 has it, until it ends
+    if int(listening) >= 0:  # under torchrun the store is torchrun's; here rank 0 has it, until it ends
         port = int(os.environ["MASTER_PORT"])
         store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=int(listening))
     prepare(directory, os.environ.get("MASTER_PORT", ""))
