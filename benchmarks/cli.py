@@ -208,6 +208,43 @@ def hlo(
 
 
 @app.command()
+def report(
+    compare: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[A B]", help="Two results to compare: files, or directories of them."),
+    ] = None,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Where everything is written.")] = Path("report"),
+    quick: Annotated[bool, typer.Option("--quick/--full", help="Small sizes: a minute. Full: half an hour.")] = False,
+    section: Annotated[
+        list[str] | None, _choice("NAME", "check, diff, collectives, steps or bubbles. All by default.")
+    ] = None,
+    results: Annotated[
+        list[Path] | None, _choice("FILE.json", "A result, or a directory of them, to take instead of measuring.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what an earlier run left in DIR.")] = False,
+    fail_on: Annotated[str | None, typer.Option(metavar="WHAT", help="A comparison exits with 1 on: slower.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="A line for each section; every figure compared.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the complete JSON instead of a summary.")] = False,
+) -> None:
+    """Measure everything and write it as one HTML file, with Markdown and JSON beside it; or compare two results."""
+    from benchmarks import report as reporting
+
+    try:
+        if fail_on is not None:
+            _one_of("fail-on", fail_on, ("slower",))
+        if compare:
+            if len(compare) != 2 or results or section or fresh or quick:
+                raise ValueError("to compare, give two results and nothing to measure")
+            raise typer.Exit(reporting.show_comparison(compare[0], compare[1], fail_on, verbose, json))
+        if fail_on is not None:
+            raise ValueError("fail-on goes with two results to compare")
+        todo = reporting.plan(output, results or (), section or (), quick, fresh, verbose)
+    except ValueError as error:
+        refuse(str(error))
+    raise typer.Exit(reporting.show(todo, json))
+
+
+@app.command()
 def targets(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
     """List the hardware that diff can compile for, and whether its compiler is installed here."""
     from benchmarks import target_list

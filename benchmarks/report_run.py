@@ -1,0 +1,124 @@
+"""The measurements of a report, each a command of shardiff in a process of its own: jax and torch start fresh each
+time, what a command holds ends with it, and its progress goes to the terminal.
+
+A finished section is on disk as NAME.json, with the command that made it. It is taken again when the same command would
+run on the same machine with the same versions and commit; a commit with changes is never the same.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.results_io import SCHEMA, read_file, same_origin, write
+from contract.problem import Problem
+from contract.strategy import STRATEGIES, Run
+
+Document = dict[str, Any]
+
+QUICK = {
+    "check": "check --width 256",
+    "collectives": "bench collectives --size 4KiB --size 64KiB --size 1MiB --iterations 5 --budget 0.1",
+    "steps": "bench steps --ranks 2 --iterations 6 --rounds 2 --batch 64 --width 512 --speed-batch 256",
+    "bubbles": "bench bubbles --microbatches 1 --microbatches 4 --iterations 3 --batch 512",
+}
+FULL = {
+    "check": "check",
+    "collectives": "bench collectives",
+    "steps": "bench steps",
+    "bubbles": "bench bubbles",
+}
+PATIENCE = 5.0  # seconds that an interrupted command has to end
+
+
+class Failed(Exception):
+    """A command that ended without a result. Its own error is on standard error."""
+
+
+def command(section: str, quick: bool) -> str:
+    """The command that measures a section, as it would be typed after `shardiff`."""
+    if section != "diff":
+        return (QUICK if quick else FULL)[section]
+    layers = 4 if quick else 8  # a stage of a pipeline has at least one
+    return " ".join(["diff", *STRATEGIES, f"--layers {layers}", *(f"--target {target}" for target in targets(quick))])
+
+
+def targets(quick: bool) -> list[str]:
+    """One of each family whose compiler is installed; quick: one of each kind, of 4 devices."""
+    from jax_impl.targets import known
+
+    if not quick:
+        return [one.family.examples[0] for one in known() if one.compiler]
+    kinds = {one.family.kind for one in known() if one.compiler}
+    return [target for kind, target in (("cpu", "cpu:4"), ("gpu", "h100:4"), ("tpu", "v5e:2x2")) if kind in kinds]
+
+
+def finished(section: str, line: str, directory: Path) -> Document | None:
+    """What this command has measured before, if it would be the same."""
+    with suppress(ValueError):
+        document = read_file(directory / f"{section}.json")[section]
+        if document.get("command") == line and document.get("complete", True):
+            return document if same_origin(document["machine"], machine.facts()) else None
+    return None
+
+
+def measure(section: str, line: str, directory: Path) -> Document:
+    """Run a command and write NAME.json. Raises Failed, and KeyboardInterrupt if the command was interrupted."""
+    file = directory / f"{section}.json"
+    if section == "diff":
+        document = diffs(line)
+    elif section == "check":
+        device = "cuda" if machine.num_gpus() >= Run().degree else "cpu"
+        document = {"kind": section, "schema": SCHEMA, "settings": {"device": device}, **json.loads(output(line))}
+    else:
+        output(f"{line} --output", str(file))
+        document = json.loads(file.read_text(encoding="utf-8"))
+    document = {"command": line, **document}
+    write(file, document)
+    return document
+
+
+def diffs(line: str) -> Document:
+    """The result of the diff, whose command prints one object a line."""
+    layers = int(line.partition("--layers ")[2].split()[0])
+    settings = {**asdict(Problem(layers=layers)), "microbatches": Run().microbatches, "device": "cpu"}
+    head = {"kind": "diff", "schema": SCHEMA, "complete": True, "machine": machine.facts(), "settings": settings}
+    try:
+        return {**head, "diffs": [json.loads(one) for one in output(line).splitlines()], "skipped": []}
+    except Failed:
+        first, *pairs = line.split(" --target ")
+        if len(pairs) < 2:
+            raise
+    found, skipped = [], []  # one compiler that refuses must not hide what the others derive
+    for target in pairs:
+        try:
+            found += [json.loads(one) for one in output(f"{first} --target {target}").splitlines()]
+        except Failed as error:
+            skipped.append({"target": target, "reason": str(error)})
+    return {**head, "diffs": found, "skipped": skipped}
+
+
+def output(line: str, *rest: str) -> str:
+    """What `shardiff LINE --json` prints; its progress and errors go where ours go."""
+    command = [sys.executable, "-P", "-m", "benchmarks.cli", *line.split(), *rest, "--json"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            printed, _ = process.communicate()
+        except BaseException:  # Ctrl-C reaches both; whoever stops us alone must not leave the command behind
+            for end in (process.terminate, process.kill):
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(PATIENCE)
+                    break
+                end()
+            raise
+    if process.returncode == 130:
+        raise KeyboardInterrupt
+    if process.returncode not in (0, 1):
+        raise Failed(f"shardiff {line} ended with status {process.returncode}")
+    return printed
