@@ -314,8 +314,8 @@ MUTANTS = (
     mutant(
         "parameters scaled by the local width",
         "torch_impl.train",
-        "return [Layer(*map(leaf, layer)) for layer in strategy.split_params(full, mesh, run)]",
-        "return [Layer(leaf(w * mesh.size() ** 0.5), leaf(b)) for w, b in strategy.split_params(full, mesh, run)]",
+        "return make_leaves(strategy.split_params(full, mesh, run), device)",
+        "return make_leaves([Layer(w * mesh.size() ** 0.5, b) for w, b in strategy.split_params(full, mesh, run)], device)",
         ALL | {SHARDS},
         strategy="tensor_parallel",
     ),

@@ -34,12 +34,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from contract.communication import Record
 from contract.layout import layout
 from contract.layout import names as names_of
+from contract.problem import Layer
 from contract.strategy import AXES, Run
 from torch_impl.launch import Workers, run_on_ranks
 from torch_impl.trace_calls import Call
 from torch_impl.trace_merge import merge, own_records
 from torch_impl.trace_ops import OPERATORS, calls_of, detail, short_name, tensors_in
-from torch_impl.train import make_batch, make_params
+from torch_impl.train import make_batch, make_leaves
 
 NO_DISPATCH: Any = vars(Tensor)["__torch_dispatch__"]  # of classes that leave dispatching as it is
 WAITS = ("wait", "synchronize", "block_current_stream", "is_completed")
@@ -94,7 +95,10 @@ def trace_rank(device: torch.device, run: Run) -> list[Call]:
     """What every rank runs: the calls of one loss_and_grads."""
     strategy = importlib.import_module(f"torch_impl.{run.strategy}")
     mesh = init_device_mesh(device.type, (run.degree,), mesh_dim_names=(AXES[run.strategy] or "one",))
-    params = make_params(strategy, mesh, run, device)
+    d, dtype = run.problem.width, getattr(torch, run.problem.dtype)
+    zero = torch.zeros((), dtype=dtype)  # what is sent does not depend on values, and a full model costs time to draw
+    full = [Layer(zero.expand(d, d), zero.expand(d)) for _ in range(run.problem.layers)]
+    params = make_leaves(strategy.split_params(full, mesh, run), device)
     batch = make_batch(strategy, mesh, run, 0, device)
     parts = layout(run)[dist.get_rank()]
     named = dict(

@@ -99,13 +99,18 @@ def train(device: torch.device, run: Run) -> RankResult:
 
 
 def make_params(strategy: Any, mesh: DeviceMesh, run: Run, device: torch.device) -> list[Layer]:
-    """A rank's shards of the initial parameters, as leaves of autograd, in memory of their own."""
+    """A rank's shards of the initial parameters, as leaves of autograd."""
+    full = [Layer(*(tensor(a, run.problem.dtype) for a in layer)) for layer in run.problem.parameters()]
+    return make_leaves(strategy.split_params(full, mesh, run), device)
+
+
+def make_leaves(shards: list[Layer], device: torch.device) -> list[Layer]:
+    """Shards of a full model, often views, in memory of their own and as leaves of autograd."""
 
     def leaf(shard: Tensor) -> Tensor:
         return shard.to(device, copy=True, memory_format=torch.contiguous_format).requires_grad_()
 
-    full = [Layer(*(tensor(a, run.problem.dtype) for a in layer)) for layer in run.problem.parameters()]
-    return [Layer(*map(leaf, layer)) for layer in strategy.split_params(full, mesh, run)]
+    return [Layer(*map(leaf, layer)) for layer in shards]
 
 
 def make_batch(strategy: Any, mesh: DeviceMesh, run: Run, step: int, device: torch.device) -> Batch:
