@@ -315,7 +315,8 @@ MUTANTS = (
         "parameters scaled by the local width",
         "torch_impl.train",
         "return make_leaves(strategy.split_params(full, mesh, run), device)",
-        "return make_leaves([Layer(w * mesh.size() ** 0.5, b) for w, b in strategy.split_params(full, mesh, run)], device)",
+        "d = mesh.size() ** 0.5\n"
+        "    return make_leaves([Layer(w * d, b) for w, b in strategy.split_params(full, mesh, run)], device)",
         ALL | {SHARDS},
         strategy="tensor_parallel",
     ),
