@@ -133,8 +133,8 @@ def bubbles(
     ] = None,
     iterations: Annotated[int, typer.Option(metavar="N", help="Steps of each.")] = 10,
     batch: Annotated[int, typer.Option(metavar="N", help="Samples in a step.")] = 1024,
-    width: Annotated[int, typer.Option(metavar="N", help="Width of every layer.")] = 1024,
-    layers: Annotated[int, typer.Option(metavar="N", help="Layers.")] = 4,
+    width: Annotated[int, typer.Option(metavar="N", help="Width of every layer.")] = 2048,
+    layers: Annotated[int, typer.Option(metavar="N", help="Layers.")] = 8,
     dtype: Annotated[str, typer.Option(metavar="NAME", help="float64, float32 or bfloat16.")] = "float32",
     device: Annotated[
         str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: CUDA where there are as many GPUs as stages.")

@@ -15,7 +15,7 @@ The document, plain JSON; seconds; a spread is {"median", "q1", "q3"}:
     fits       implementation, stages: step = work_seconds (m + p - 1) / m + tick_seconds (m + p - 1) over all m, and
                its largest error, worst_residual, as a share of the step
     timelines  framework, implementation, stages, microbatches, events [[rank, kind, microbatch, start, end, name], ...]
-               in nanoseconds: torch's iteration with the median bubble; one profiled step of JAX
+               in nanoseconds: torch's fastest iteration, the least disturbed; one profiled step of JAX
 """
 
 from __future__ import annotations
@@ -161,15 +161,14 @@ Timeline = list[timeline.Event]
 
 
 def torch_row(run: Run, by_rank: Sequence[Sequence[Timeline]]) -> tuple[dict[str, Any], Timeline]:
-    """The row of a run and the iteration with the median bubble, from by_rank[rank][iteration]."""
+    """The row of a run and the events of its fastest iteration, from by_rank[rank][iteration]."""
     merged: list[Timeline] = [sum(each, []) for each in zip(*by_rank, strict=True)]
     schedule = gpipe(run.degree, run.microbatches)
     measured = [timeline.bubble(events) for events in merged]
     weighted = [timeline.bubble(timeline.replay(schedule, timeline.durations(events))) for events in merged]
     spans = [timeline.span(events) for events in merged]
     seconds = [(end - start) / 1e9 for start, end in spans]
-    typical = sorted(range(len(merged)), key=lambda i: measured[i])[len(merged) // 2]
-    return _row(run, "torch", measured, seconds) | {"weighted": spread(weighted)}, merged[typical]
+    return _row(run, "torch", measured, seconds) | {"weighted": spread(weighted)}, merged[seconds.index(min(seconds))]
 
 
 def jax_row(run: Run, by_rank: Sequence[tuple[list[float], list[float], Timeline]]) -> tuple[dict[str, Any], Timeline]:

@@ -169,7 +169,7 @@ def gantt(axes: Any, one: dict[str, Any], row: dict[str, Any], longest: float) -
     axes.tick_params(axis="x", labelsize=8)
     m = one["microbatches"]
     name = "naive, 1 microbatch" if m == 1 else f"GPipe, {m} microbatches"
-    idle = f"idle {100 * row['measured']['median']:.0f} %, theory {100 * row['theory']:.0f} %"
+    idle = f"idle {100 * row['measured']['median']:.0f} % (median), theory {100 * row['theory']:.0f} %"
     axes.set_title(f"{name}: {idle}", loc="left", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -134,14 +134,15 @@ def finish(state: State, profiled: int) -> dict[str, dict[str, Any]]:
             state.barrier()
             contestant.run()
 
-        steps = profile_jax.profile(act, text, profiled)
+        records = hlo.read(text).collectives
+        steps = profile_jax.profile(act, text, profiled) if records else []
         spans = [(ops, ops[0].start, max(o.end for o in ops)) for _, _, ops in steps if ops]
         results[name] |= {
             "parameters": held(contestant.params),
             "gradients": held(contestant.grads),
             "optimizer_state": held(contestant.state),
             "temporaries": plan.temp_size_in_bytes if plan else None,
-            "records": [record.to_json() for record in hlo.read(text).collectives],
+            "records": [record.to_json() for record in records],
             "profiled": [(end - start) / 1e9 for _, start, end in spans],
             "exposed": [profile_jax.exposed(ops) / 1e9 for ops, _, _ in spans],
         }
