@@ -214,7 +214,9 @@ def report(
         typer.Argument(metavar="[A B]", help="Two results to compare: files, or directories of them."),
     ] = None,
     output: Annotated[Path, typer.Option(metavar="DIR", help="Where everything is written.")] = Path("report"),
-    quick: Annotated[bool, typer.Option("--quick/--full", help="Small sizes: a minute. Full: half an hour.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick/--full", help="Small sizes, in a minute; or those of each command.")
+    ] = False,
     section: Annotated[
         list[str] | None, _choice("NAME", "check, diff, collectives, steps or bubbles. All by default.")
     ] = None,

@@ -64,7 +64,7 @@ def gather(todo: Plan) -> Document:
         else:
             line = report_run.command(name, todo.quick)
             found = None if todo.fresh else report_run.finished(name, line, todo.output)
-            start = time.monotonic()
+            start = time.time()
             if found is None:
                 _tell(todo, f"{name}: shardiff {line}")
                 try:
@@ -72,8 +72,10 @@ def gather(todo: Plan) -> Document:
                 except report_run.Failed as error:
                     failures[name] = str(error)
                     _tell(todo, f"{name}: failed")
+                    if partial := report_run.unfinished(name, todo.output, start):
+                        sections[name] = partial
                     continue
-                how = f"{time.monotonic() - start:.0f} s"
+                how = f"{time.time() - start:.0f} s"
             else:
                 how = "measured before"
             sections[name] = found
@@ -109,7 +111,7 @@ def content(document: Document) -> tuple[Section, list[Section]]:
     if document["quick"]:
         text = "A quick report: small sizes and few iterations, to be looked at. Figures to keep come from"
         top.insert(0, Text(f"{text} shardiff report --full.", "warning"))
-    top += [Text(f"{name} is missing: {why}.", "warning") for name, why in document["failures"].items()]
+    top += [Text(f"{name} is not complete: {why}.", "warning") for name, why in document["failures"].items()]
     return Section("top", TITLE, top), [report_sections.section(*one) for one in document["sections"].items()]
 
 
@@ -140,7 +142,7 @@ def show(todo: Plan, as_json: bool) -> int:
             for line in lines:
                 console.print(line, markup=False)
         for name, why in document["failures"].items():
-            console.print(f"{name} is missing: {why}.", markup=False)
+            console.print(f"{name} is not complete: {why}.", markup=False)
         console.print(machine.summary(document["machine"]), markup=False)
         console.print(f"{todo.output / 'report.html'}, with report.md and report.json beside it", markup=False)
     return 3 if document["failures"] else 0 if holds(document["sections"]) else 1

@@ -120,4 +120,4 @@ def records_table(one: Diff) -> Table:
     (table,) = diff_view.render(one.explicit, one.derived, one.rows, "written", "derived")
     shown = from_rich(table)  # type: ignore[arg-type]
     rows = [[*row[:-1], Cell(re.sub("[\u2580-\u259f]+ *", "", row[-1].text).strip())] for row in shown.rows]
-    return Table(shown.columns, [False] * 4 + [True], rows)
+    return Table([*shown.columns[:-1], "wire bytes, written and derived"], [False] * 4 + [True], rows)

@@ -30,7 +30,8 @@ a { color: var(--link); }
 nav a { margin-right: 1rem; white-space: nowrap; }
 li { margin: .2rem 0; }
 .scroll { overflow-x: auto; margin: 1rem 0; }
-figure img { display: block; width: 100%; min-width: 36rem; height: auto; background: #ffffff; border-radius: 4px; }
+figure img { display: block; width: 100%; min-width: 36rem; height: auto; padding: .25rem;
+  background: #ffffff; border-radius: 4px; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: .25rem 0; }
 th, td { padding: .25rem .6rem; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line);
@@ -42,7 +43,7 @@ td.long:last-child { min-width: 12rem; }
 .number { text-align: right; }
 td.number:last-child { white-space: nowrap; }
 .green { color: var(--green); } .yellow { color: var(--yellow); } .red { color: var(--red); font-weight: 700; }
-.note, .caption, footer { color: var(--soft); font-size: .85rem; }
+.note, .caption, footer { color: var(--soft); font-size: .85em; }
 .warning { border-left: 4px solid var(--yellow); padding: .25rem .75rem; background: var(--head); }
 summary { cursor: pointer; padding: .25rem 0; }
 @media print {

@@ -24,9 +24,9 @@ Document = dict[str, Any]
 
 QUICK = {
     "check": "check --width 256",
-    "collectives": "bench collectives --size 4KiB --size 64KiB --size 1MiB --iterations 5 --budget 0.1",
+    "collectives": "bench collectives --size 4KiB --size 64KiB --size 1MiB --iterations 3 --budget 0.05",
     "steps": "bench steps --ranks 2 --iterations 6 --rounds 2 --batch 64 --width 512 --speed-batch 256",
-    "bubbles": "bench bubbles --microbatches 1 --microbatches 4 --iterations 3 --batch 512",
+    "bubbles": "bench bubbles --microbatches 1 --microbatches 4 --iterations 3 --batch 512 --width 512 --layers 4",
 }
 FULL = {
     "check": "check",
@@ -65,6 +65,14 @@ def finished(section: str, line: str, directory: Path) -> Document | None:
         document = read_file(directory / f"{section}.json")[section]
         if document.get("command") == line and document.get("complete", True):
             return document if same_origin(document["machine"], machine.facts()) else None
+    return None
+
+
+def unfinished(section: str, directory: Path, since: float) -> Document | None:
+    """What a command that failed has left of its result, written since a time.time()."""
+    file = directory / f"{section}.json"
+    with suppress(ValueError, OSError):
+        return read_file(file)[section] if file.stat().st_mtime >= since else None
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from html.parser import HTMLParser
 
 import pytest
@@ -224,9 +225,24 @@ def test_a_section_that_fails_is_named_and_the_others_go_on(commands, tmp_path, 
     assert list(document["sections"]) == [name for name in SECTIONS if name != "steps"]
     assert err == ""
     first, _ = report.content({**document, "sections": {}})
-    assert "steps is missing: shardiff bench steps ended with status 3." in [
+    assert "steps is not complete: shardiff bench steps ended with status 3." in [
         getattr(b, "text", "") for b in first.blocks
     ]
+
+
+def test_what_a_failed_command_has_left_is_shown(commands, tmp_path, monkeypatch):
+    def measure(section, line, directory):
+        results_io.write(directory / f"{section}.json", everything()[section] | {"complete": False})
+        raise report_run.Failed("ended with status 3")
+
+    results_io.write(tmp_path / "steps.json", everything()["steps"])  # of an earlier run
+    os.utime(tmp_path / "steps.json", (1, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(report_run, "measure", measure)
+        document = report.gather(report.Plan(tmp_path, ("bubbles",)))
+        assert document["failures"] and not document["sections"]["bubbles"]["complete"]
+    commands.failing["steps"] = report_run.Failed("ended with status 3")
+    assert report.gather(report.Plan(tmp_path, ("steps",)))["sections"] == {}
 
 
 def test_a_compiler_that_refuses_leaves_the_other_targets(commands, monkeypatch):
