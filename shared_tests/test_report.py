@@ -288,17 +288,3 @@ def test_a_command_runs_in_a_process_of_its_own():
     assert json.loads(report_run.output("targets"))["targets"]
     with pytest.raises(report_run.Failed, match="shardiff check --width 0 ended with status 2"):
         report_run.output("check --width 0")
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path):
-    file = tmp_path / "a.json"
-    results_io.write(file, {"a": 1})
-    with pytest.raises(ValueError):
-        results_io.write(file, {"a": float("nan")})
-    with pytest.raises(UnicodeEncodeError):
-        results_io.write(file, "\ud800")
-    (tmp_path / "directory").mkdir()
-    with pytest.raises(OSError):
-        results_io.write(tmp_path / "directory", b"x")
-    assert json.loads(file.read_text()) == {"a": 1}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "directory"]

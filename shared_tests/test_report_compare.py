@@ -1,4 +1,4 @@
-"""`shardiff report A B`: two results compared, and what is refused as no result."""
+"""`shardiff report A B`: two results compared, and what is refused as no result; how results are written."""
 
 from __future__ import annotations
 
@@ -121,3 +121,17 @@ def test_whatever_is_missing_in_a_result_is_told_and_no_traceback():
             flaw = results_io.broken(name, less)
             optional = {"kind", "schema", "complete", "timelines", "method", "identities", "skipped"}
             assert flaw is not None or key in optional, (name, key)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    file = tmp_path / "a.json"
+    results_io.write(file, {"a": 1})
+    with pytest.raises(ValueError):
+        results_io.write(file, {"a": float("nan")})
+    with pytest.raises(UnicodeEncodeError):
+        results_io.write(file, "\ud800")
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(OSError):
+        results_io.write(tmp_path / "directory", b"x")
+    assert json.loads(file.read_text()) == {"a": 1}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "directory"]
