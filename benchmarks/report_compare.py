@@ -152,9 +152,11 @@ def origins(old: Mapping[str, Document], new: Mapping[str, Document]) -> list[st
     lines = []
     for section in (key for key in old if key in new):
         a, b = old[section]["machine"], new[section]["machine"]
-        for fact in ("os", "cpu", "cores", "memory_bytes", "gpus", "python", "commit", "date"):
+        for fact in ("os", "cpu", "cores", "memory_bytes", "gpus", "python", "commit"):
             if a[fact] != b[fact]:
                 lines.append(f"{fact}: {_short(a[fact])} -> {_short(b[fact])}")
+        if (days := [one["date"][:10] for one in (a, b)])[0] != days[1]:
+            lines.append(f"date: {days[0]} -> {days[1]}")
         for name in dict.fromkeys([*a["versions"], *b["versions"]]):
             versions = a["versions"].get(name), b["versions"].get(name)
             if versions[0] != versions[1]:
