@@ -18,6 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: install
 	@$(BIN)/shardiff check
+	@$(BIN)/shardiff report --quick
 
 test: install
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
