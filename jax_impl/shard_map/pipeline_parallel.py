@@ -42,11 +42,12 @@ def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
     @jax.shard_map(mesh=mesh, in_specs=(P(AXIS), P()), out_specs=P())
     def per_stage(params: list[Layer], batch: Batch) -> Array:
         stage, microbatches = lax.axis_index(AXIS), split_microbatches(batch, run.microbatches)
+        layers = [Layer(w[0], b[0]) for w, b in params]
         received = jnp.zeros_like(microbatches.x[0])
         total = jnp.zeros((), batch.weight.dtype)
         for row in ticks:
             x = jnp.where(stage == 0, microbatches.x[row[0].microbatch], received) if row[0] else received
-            out = forward(params, x, jnp.asarray(layer_exists)[stage] if not layer_exists.all() else None)
+            out = forward(layers, x, jnp.asarray(layer_exists)[stage] if not layer_exists.all() else None)
             if row[last]:
                 error = squared_error(out, Batch(*(a[row[last].microbatch] for a in microbatches)))
                 total += jnp.where(stage == last, error, 0)
@@ -60,7 +61,7 @@ def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
 def forward(params: list[Layer], x: Array, layer_exists: Array | None) -> Array:
     """One microbatch through one stage; `layer_exists` where stages differ in length."""
     for j, (w, b) in enumerate(params):
-        y = gelu(x @ w[0] + b[0])  # Y[B, F] = X[B, D] @ W[D, F]
+        y = gelu(x @ w + b)  # Y[B, F] = X[B, D] @ W[D, F]
         x = y if layer_exists is None else jnp.where(layer_exists[j], y, x)
     return x
 
