@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from contract import reference
 from contract.problem import Problem
 from contract.proof import Proof, prove
 from contract.strategy import STRATEGIES, Run, RunResult
+from torch_impl.launch import TORCHRUN
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -70,15 +72,23 @@ def plan(
 ) -> list[Run]:
     """One Run for each combination; `rest` goes to all of them. Raises ValueError if one cannot work.
 
-    Without degrees: 4, and 1 for single_device.
+    Without degrees: 4, or as many as torchrun started, and 1 for single_device.
     """
     runs = []
+    started = torchrun_ranks()
     for implementation, strategy in product(implementations, strategies):
-        for degree in degrees or [1 if strategy == "single_device" else 4]:
+        for degree in degrees or [1 if strategy == "single_device" else started or 4]:
+            if implementation == "torch" and started and degree not in (1, started):
+                raise ValueError(f"degree {degree}, but torchrun started {started} processes; give --degree {started}")
             for dtype, optimizer in product(dtypes, optimizers):
                 sizes = replace(problem or Problem(), dtype=dtype)
                 runs.append(Run(implementation, strategy, degree, sizes, optimizer, **rest))
     return list(dict.fromkeys(runs))
+
+
+def torchrun_ranks() -> int | None:
+    """How many processes torchrun started, if this is one of them. They are then the ranks of torch runs."""
+    return int(os.environ["WORLD_SIZE"]) if os.environ.keys() >= set(TORCHRUN) else None
 
 
 def rows(runs: Sequence[Run], timeout: float, starting: Callable[[Run], None] = lambda run: None) -> Iterator[Row]:
@@ -116,7 +126,8 @@ def executor(runs: Sequence[Run], timeout: float, stack: ExitStack) -> Callable[
     if in_torch:  # first, because its processes import torch while this one starts jax
         from torch_impl import launch
 
-        pool = stack.enter_context(launch.workers(max(run.degree for run in in_torch), runs[0].device, timeout))
+        most = 1 if torchrun_ranks() else max(run.degree for run in in_torch)
+        pool = stack.enter_context(launch.workers(most, runs[0].device, timeout))
     if in_jax:
         with failing_as(in_jax[0]):
             start_jax(max(run.degree for run in in_jax), runs[0].device)
@@ -125,7 +136,9 @@ def executor(runs: Sequence[Run], timeout: float, stack: ExitStack) -> Callable[
         with failing_as(run):
             with deferred_interrupts():
                 train = import_module("torch_impl.train" if run.implementation == "torch" else "jax_impl.train")
-            return train.run(run, pool) if run.implementation == "torch" else train.run(run)
+            if run.implementation != "torch":
+                return train.run(run)
+            return train.run(run, None if run.degree == torchrun_ranks() else pool)
 
     return execute
 
@@ -163,7 +176,9 @@ def show(runs: Sequence[Run], timeout: float, as_json: bool) -> int:
     checked: list[Row] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     failed = None
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+    speaks = torchrun_ranks() is None or os.environ["RANK"] == "0"  # under torchrun all ranks have the same results
+    silent = not (speaks and sys.stderr.isatty())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as progress:
         task = progress.add_task("", total=len(runs))
         try:
             for row in rows(runs, timeout, lambda run: progress.update(task, description=label(run))):
@@ -171,7 +186,9 @@ def show(runs: Sequence[Run], timeout: float, as_json: bool) -> int:
                 progress.advance(task)
         except RunFailed as error:
             failed = error
-    if as_json and not failed:
+    if not speaks and not failed:
+        pass
+    elif as_json and not failed:
         document = {"rows": [to_json(row) for row in checked], "machine": machine.facts()}
         print(json.dumps(document, indent=2, allow_nan=False))
     elif checked and not as_json:
