@@ -17,7 +17,7 @@ from contract.problem import Problem
 from contract.strategy import STRATEGIES, Run
 from jax_impl import hlo, targets
 
-# The issue of every diff at width 1024, batch 256, 4 layers (8 for the pipeline): how many rows under which rules.
+# What every diff comes to at width 1024, batch 256, 4 layers (8 for the pipeline): how many rows under which rules.
 COMBINED = {("combined", "moved"): 1}
 SAME_TP = {(): 7}
 SAME_MEGATRON = {(): 3}
