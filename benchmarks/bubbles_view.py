@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import bubbles, machine, timeline
-from benchmarks.figures import write_json
+from benchmarks.results_io import write
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,7 +33,7 @@ def show(
         def save(document: dict[str, Any]) -> None:
             progress.update(task, completed=len(document["rows"]))
             if output is not None:
-                write_json(output, document)
+                write(output, document)
 
         try:
             document = bubbles.measure(plan, save, lambda what: progress.update(task, description=what))
@@ -45,7 +45,7 @@ def show(
             print(f"{report}\nshardiff: bench bubbles: {report.splitlines()[0].rstrip(':')}", file=sys.stderr)
             return 3
     if trace_file is not None:
-        write_json(trace_file, timeline.chrome_trace(titled(document)))
+        write(trace_file, timeline.chrome_trace(titled(document)))
     if picture_file is not None:
         picture(document, picture_file)
     if as_json:

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from benchmarks import machine
 from benchmarks.collectives_floor import floor
 from benchmarks.collectives_numbers import fits, flat, rows
 from benchmarks.collectives_timing import IDENTITIES, ITEMSIZE, METHOD, OPS, whole
+from benchmarks.results_io import write
 
 IMPLEMENTATIONS = ("torch", "jax")
 UNITS = {"": 1, "B": 1} | {
@@ -212,17 +213,6 @@ def on_jax(function: str, *args: Any) -> Any:
     return getattr(collectives_jax, function)(*args)
 
 
-def write(document: Document, path: Path) -> None:
-    """Write JSON so that the file is whole at every moment: beside it first, then in its place."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
-        os.replace(beside, path)
-    finally:
-        with suppress(FileNotFoundError):
-            beside.unlink()
-
-
 def show(todo: Plan, output: Path | None, picture: Path | None, as_json: bool) -> int:
     """Measure with progress on a terminal's stderr, print tables or JSON, write the files; the exit status."""
     from rich.console import Console
@@ -236,7 +226,7 @@ def show(todo: Plan, output: Path | None, picture: Path | None, as_json: bool) -
 
         def save(document: Document) -> None:
             if output is not None:
-                write(document, output)
+                write(output, document)
             progress.advance(task)
 
         document = failed = None

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 Spread = dict[str, float]  # {"median", "q1", "q3"}
 
@@ -35,20 +30,6 @@ def adjacent_ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[floa
 def round_ratios(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:
     """Of samples[round][iteration], the ratio of the medians of each round."""
     return [statistics.median(a) / statistics.median(b) for a, b in zip(ours, theirs, strict=True)]
-
-
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Replace the file at once: whoever reads it finds the last whole document."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def check_path(name: str, path: Path | None, suffix: str) -> None:

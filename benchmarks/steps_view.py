@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import machine, steps
-from benchmarks.figures import write_json
 from benchmarks.record_view import size
+from benchmarks.results_io import write
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,7 +25,7 @@ def show(plan: steps.Plan, output: Path | None, picture_file: Path | None, as_js
 
     def save(document: dict[str, Any]) -> None:
         if output is not None:
-            write_json(output, document)
+            write(output, document)
 
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:

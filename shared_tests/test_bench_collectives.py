@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from benchmarks import collectives_timing as timing
 from benchmarks import collectives_view as view
 from benchmarks.bench_cli import bench
-from benchmarks.collectives import BlockFailed, parse_size, plan, run, sweep, write
+from benchmarks.collectives import BlockFailed, parse_size, plan, run, sweep
 from benchmarks.collectives_floor import floor
 from benchmarks.collectives_numbers import bandwidths, fit, flat, rows, statistics
+from benchmarks.results_io import write
 
 ROW = {
     "implementation": str,
@@ -257,7 +258,7 @@ def test_an_interrupted_run_keeps_what_it_had(tmp_path, monkeypatch):
     path, before = tmp_path / "out.json", set(psutil.Process().children())
 
     def save(document):
-        write(document, path)
+        write(path, document)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -270,9 +271,9 @@ def test_an_interrupted_run_keeps_what_it_had(tmp_path, monkeypatch):
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     path = tmp_path / "out.json"
-    write({"old": 1}, path)
+    write(path, {"old": 1})
     with pytest.raises(ValueError):
-        write({"new": float("nan")}, path)
+        write(path, {"new": float("nan")})
     assert json.loads(path.read_text()) == {"old": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
 

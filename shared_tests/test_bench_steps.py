@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import figures, steps, steps_numbers, turns
+from benchmarks import figures, results_io, steps, steps_numbers, turns
 from contract.memory import memory
 from contract.problem import Problem
 from contract.strategy import STRATEGIES, Run
@@ -165,9 +165,9 @@ def test_operations_come_with_their_kind_and_on_the_clock_of_the_process():
 
 def test_a_document_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "results.json"
-    figures.write_json(path, {"a": 1})
+    results_io.write(path, {"a": 1})
     with pytest.raises(ValueError, match="JSON"):
-        figures.write_json(path, {"a": float("nan")})
+        results_io.write(path, {"a": float("nan")})
     assert json.loads(path.read_text()) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
 

@@ -16,6 +16,7 @@ from contract import cost
 from contract.problem import Problem
 from contract.strategy import STRATEGIES, Run
 from jax_impl import hlo, targets
+from shared_tests.test_hlo_text import assert_same_instructions
 
 # What every diff comes to at width 1024, batch 256, 4 layers (8 for the pipeline): how many rows under which rules.
 COMBINED = {("combined", "moved"): 1}
@@ -50,6 +51,7 @@ def needs_compiler(target: str) -> None:
 
 def written_and_derived(run: Run, target: str):
     compiled = targets.compile(run, targets.parse(target))
+    assert_same_instructions(compiled.hlo)
     return cost.communication(replace(run, implementation="torch")), hlo.read(compiled.hlo).collectives
 
 
@@ -82,6 +84,16 @@ def test_shard_map_on_h100_communicates_what_is_written(strategy):
     needs_compiler("h100:8")
     written, derived = written_and_derived(Run("shard_map", strategy, 8, Problem(64, 512, 8)), "h100:8")
     assert step_bytes(derived) == step_bytes(written) and unexplained(align(written, derived)) == 0
+
+
+@pytest.mark.parametrize(
+    "target", ["a100:8", "h200:2x8", "b200:8", "v4:2x2x2", "v5p:2x2x2", "v6e:2x4", "tpu7x:2x2x1", "v3:2x2"]
+)
+def test_on_every_other_target_the_reader_sees_what_xlas_parser_sees_and_no_row_is_unexplained(target):
+    needs_compiler(target)
+    degree = targets.parse(target).num_devices
+    written, derived = written_and_derived(Run("annotated", "tensor_parallel", degree, Problem(256, 1024, 4)), target)
+    assert unexplained(align(written, derived)) == 0
 
 
 def test_on_cpu_a_reduce_scatter_is_an_all_reduce_of_twice_the_wire_bytes():
