@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from types import ModuleType
 
 STAY = (  # they hold processes and devices
+    "contract.processes",
+    "contract.watch",
     "torch_impl.launch",
-    "torch_impl.messages",
-    "torch_impl.watch",
     "torch_impl.worker",
     "jax_impl.devices",
 )

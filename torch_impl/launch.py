@@ -8,38 +8,40 @@ A pool is one process, the starter, that imports torch once and forks the ranks 
 
 Fresh ranks cost milliseconds, and nothing of one call, above all none of its failures, reaches the next. The starter is
 a new interpreter: the caller's __main__ is not run again, and nothing that it has started (JAX, threads, CUDA) is
-forked. Ranks meet through a file in a private directory and talk over the loopback interface only; with CUDA, rank r
-has GPU r and NCCL.
+forked. Ranks meet through a file without a name and talk over the loopback interface only; with CUDA, rank r has GPU r
+and NCCL.
 
 A dead process is noticed by the end of file on its sockets: the caller names the rank that died and ends the others,
-the starter ends the ranks when the caller is gone, a rank ends when the caller or the starter is gone. Phases are noted
-in shared memory, so that the phase of a rank that was killed or stopped is known too.
+the starter ends the ranks when the caller is gone, a rank ends when the caller or the starter is gone. What the ranks
+start themselves, the starter ends, and if it cannot, the caller. Phases and collectives are noted in shared memory, so
+that those of a rank that was killed or stopped are known too. No file has a name that could be left behind.
 """
 
 from __future__ import annotations
 
 import atexit
-import importlib
 import os
 import pickle
-import shutil
+import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from multiprocessing.connection import wait
 from typing import Any
 
+import psutil
+
+from contract.processes import Silence, WorkerError, begin_notes, ending, importable, nameless_file
+from contract.watch import Progress, RankState, receive, send, verdict, watch
 from torch_impl import worker
-from torch_impl.messages import MAX_RANKS, NOTE, Job, receive, send
-from torch_impl.watch import Progress, RankState, WorkerError, ending, verdict, watch
-from torch_impl.worker import report_phase, report_progress
+from torch_impl.worker import MAX_RANKS, Job, report_phase, report_progress
 
 __all__ = ["WorkerError", "Workers", "report_phase", "report_progress", "run_on_ranks", "workers"]
 
+TIMEOUT = 30.0  # seconds of silence until ranks are stuck
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -48,7 +50,7 @@ def run_on_ranks(
     *args: Any,
     world_size: int,
     device: str = "auto",
-    timeout: float = 300,
+    timeout: float = TIMEOUT,
     on_progress: Progress | None = None,
 ) -> list[Any]:
     """function(device, *args) in `world_size` ranks, as a list by rank: `Workers.call` in a pool of its own.
@@ -63,23 +65,23 @@ def run_on_ranks(
 
 
 @contextmanager
-def workers(world_size: int, device: str = "auto", timeout: float = 300) -> Iterator[Workers]:
+def workers(world_size: int, device: str = "auto", timeout: float = TIMEOUT) -> Iterator[Workers]:
     """A pool for any number of calls of up to `world_size` ranks each. It leaves nothing behind.
 
     device: "cpu"; "cuda", one GPU per rank; "auto", which is "cuda" for a call with no more ranks than there are GPUs.
-    timeout: seconds without a sign of life (a phase, progress, a result) from any rank until a call is stuck.
+    timeout: seconds without a sign of life (a phase, progress, a result) from any rank until a call is stuck; ten times
+    as many while ranks compute or read.
     """
     if not 1 <= world_size <= MAX_RANKS:
         raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size}")
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"unknown device {device!r}; known: auto, cpu, cuda")
-    with tempfile.TemporaryDirectory(prefix="shardiff-", ignore_cleanup_errors=True) as directory:
-        pool = Workers(world_size, device, timeout, directory)
-        pool.open()
-        try:
-            yield pool
-        finally:
-            pool.close()
+    pool = Workers(world_size, device, timeout)
+    pool.open()
+    try:
+        yield pool
+    finally:
+        pool.close()
 
 
 @dataclass
@@ -89,8 +91,6 @@ class Workers:
     world_size: int
     device: str
     timeout: float
-    directory: str
-    num_calls: int = 0
 
     def call(
         self,
@@ -109,7 +109,7 @@ class Workers:
         n = self.world_size if world_size is None else world_size
         if not 1 <= n <= self.world_size:
             raise ValueError(f"a pool of {self.world_size} ranks cannot run {n}")
-        function = _importable(function)
+        function = importable(function)
         payload = pickle.dumps((function, args), 5)
         if self.starter.poll() is not None:  # an earlier failure has ended it
             self._kill()
@@ -117,43 +117,38 @@ class Workers:
         num_gpus = self._request("gpus")
         if self.device == "cuda" and num_gpus < n:
             raise ValueError(f"device cuda needs a GPU per rank: {n} ranks, {num_gpus} GPUs")
-        directory = Path(self.directory, f"call-{self.num_calls}")
-        self.num_calls += 1
         cuda = self.device != "cpu" and num_gpus >= n
-        job = Job(n, cuda, str(directory), self.timeout, getattr(function, "__module__", None), payload)
-        pairs = [socket.socketpair() for _ in range(n)]
-        try:
-            directory.mkdir(parents=True)
-            (directory / "phases").write_bytes(NOTE.pack(0, b"start-up") * n)
-            self._request(job, [theirs.fileno() for _, theirs in pairs])
+        with ExitStack() as stack:
+            pairs = [socket.socketpair() for _ in range(n)]
+            for end in (end for pair in pairs for end in pair):
+                stack.callback(end.close)
+            notes, store = nameless_file(stack), nameless_file(stack)
+            begin_notes(notes, n)
+            job = Job(n, cuda, notes, store, self.timeout, getattr(function, "__module__", None), payload)
+            pids = self._request(job, [theirs.fileno() for _, theirs in pairs])
             for _, theirs in pairs:
                 theirs.close()
-            ranks = [RankState(rank, n, ours) for rank, (ours, _) in enumerate(pairs)]
+            ranks = [
+                RankState(rank, n, ours, pid) for rank, ((ours, _), pid) in enumerate(zip(pairs, pids, strict=True))
+            ]
             try:
-                watch(ranks, directory, self.timeout, on_progress)
+                watch(ranks, notes, self.timeout, on_progress)
             except BaseException:
                 with suppress(WorkerError):
                     self._request([False] * n)
                 raise
             for rank, state in zip(ranks, self._request([rank.gone for rank in ranks]), strict=True):
                 rank.state = state
-            if error := verdict(ranks, directory, self.timeout):
+                rank.last_words = rank.inbox.decode(errors="replace")  # what is no message: a fatal error's traceback
+            if error := verdict(ranks, notes, self.timeout):
                 raise error
             return [rank.result for rank in ranks]
-        finally:
-            for end in (end for pair in pairs for end in pair):
-                end.close()
-            shutil.rmtree(directory, ignore_errors=True)
 
     def open(self) -> None:
         """Start the starter, without waiting for it."""
         path = f"import sys; sys.path[:] = {[str(entry) for entry in sys.path]!r}"
-        run = f"from {worker.__name__} import start_ranks; start_ranks({self.directory!r}, {self.device != 'cpu'})"
-        environment = {
-            "TORCHINDUCTOR_CACHE_DIR": f"{self.directory}/inductor",  # torch makes it when imported
-            **os.environ,
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # counting GPUs must not initialize CUDA
-        }
+        run = f"from {worker.__name__} import start_ranks; start_ranks({self.device != 'cpu'})"
+        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # counting GPUs must not initialize CUDA
         self.control, theirs = socket.socketpair()
         with theirs:  # a session of its own, so that Ctrl-C reaches only the caller, which ends the others
             command = [sys.executable, "-c", f"{path}; {run}"]
@@ -168,23 +163,32 @@ class Workers:
         self._kill()
 
     def _kill(self) -> int:
-        """End the starter, and thereby its ranks, at once."""
+        """End the starter at once, and thereby its ranks; and what these had started, which it cannot end then."""
         self.control.close()
-        self.starter.kill()
-        return self.starter.wait()
+        if self.starter.poll() is None:
+            self.starter.kill()
+        if self.starter.wait() != 0:
+            for pid in psutil.pids():
+                with suppress(OSError):
+                    if os.getsid(pid) == self.starter.pid:
+                        os.kill(pid, signal.SIGKILL)
+        return self.starter.returncode
 
     def _request(self, request: Any, fds: Sequence[int] = ()) -> Any:
         """The starter's answer. If there is none, the starter is ended."""
-        limit = 15 if isinstance(request, list) else max(60, self.timeout)  # the others may have to import
+        silence = Silence(self.timeout, [self.starter.pid])  # it may have to import
         try:
-            self.control.settimeout(limit)
+            self.control.settimeout(self.timeout)
             socket.send_fds(self.control, [b"!"], fds)
             send(self.control, request)
+            while not wait([self.control], 0.2):
+                if silence.over():
+                    raise TimeoutError
             failure, answer = receive(self.control)
         except (OSError, EOFError) as error:
             status = ending(self._kill())
-            how = f"no answer for {limit:g} s" if isinstance(error, TimeoutError) else status
-            raise WorkerError(f"the process that starts the ranks failed: {how}") from None
+            how = f"no answer for {self.timeout:g} s" if isinstance(error, TimeoutError) else status
+            raise WorkerError(f"the process that starts the ranks failed: {how}", None, "start-up") from None
         except BaseException:
             self._kill()
             raise
@@ -192,16 +196,6 @@ class Workers:
             message = f"the process that starts the ranks raised:\n\n{failure}"
             raise WorkerError(message, None, "start-up", "raised", failure)
         return answer
-
-
-def _importable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function under the name by which ranks can import it: `python -m` calls its module __main__."""
-    if getattr(function, "__module__", None) != "__main__":
-        return function
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is None:
-        raise ValueError(f"{function.__qualname__} is defined in the script that runs; ranks need it in a module")
-    return getattr(importlib.import_module(spec.name), function.__qualname__)
 
 
 def _run_under_torchrun(
@@ -223,7 +217,7 @@ def _run_under_torchrun(
     if not dist.is_initialized():
         if local_size == started:
             worker.use_loopback()
-        worker.init_group(here, timeout)
+        worker.init_group(here, timeout)  # nobody watches: a collective that nobody else joins must end by itself
         atexit.register(dist.destroy_process_group)
     results: list[Any] = [None] * world_size
     try:

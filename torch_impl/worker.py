@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import importlib
-import mmap
 import os
 import pickle
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -18,32 +15,46 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from torch_impl.messages import MAX_RANKS, NOTE, Job, receive, send
+import psutil
+
+from contract.processes import Notes, adopt_orphans, nameless_file, num_cores, report, when_parent_ends, where
+from contract.watch import receive, send
 
 if TYPE_CHECKING:
     import torch
 
+MAX_RANKS = 250  # file descriptors that one message can carry
 SECONDARY = ("gloo", "NCCL", "onnection", "Broken pipe", "remote process")  # in errors that another may have caused
+
+
+@dataclass
+class Job:
+    """One call. notes, store: paths of files; module: the function's; payload: the pickled (function, arguments)."""
+
+    world_size: int
+    cuda: bool
+    notes: Path
+    store: Path
+    timeout: float
+    module: str | None
+    payload: bytes
 
 
 class Rank:
     """The process of one rank: its socket to the caller, and its note in the file that all processes map."""
 
-    def __init__(self, rank: int, sock: socket.socket, directory: Path):
-        self.socket, self.directory = sock, directory
-        with open(directory / "phases", "r+b") as file:
-            self.notes = mmap.mmap(file.fileno(), 0)
-        self.rank, self.phase, self.num_reports = rank, "", 0
+    def __init__(self, rank: int, sock: socket.socket, notes: Path):
+        self.rank, self.socket, self.notes = rank, sock, Notes(notes, rank)
         self.lock, self.released = threading.Lock(), threading.Event()
 
     def report_phase(self, phase: str) -> None:
-        self.phase, self.num_reports = phase, self.num_reports + 1
-        NOTE.pack_into(self.notes, self.rank * NOTE.size, self.num_reports, phase.encode())
+        self.notes.phase(phase)
 
     def send(self, *message: Any) -> None:
         with self.lock:
@@ -54,7 +65,7 @@ class Rank:
         with suppress(EOFError, OSError):
             while True:
                 if receive(self.socket) == "where":
-                    self.send("stack", *where(threading.get_ident()))
+                    self.send("stack", *where(threading.get_ident(), __file__, waits))
                 else:
                     self.released.set()
         os._exit(1)
@@ -75,23 +86,24 @@ def report_progress(value: Any) -> None:
         _this_rank.send("progress", value)
 
 
-def start_ranks(directory: str, count_gpus: bool) -> NoReturn:
+def start_ranks(count_gpus: bool) -> NoReturn:
     """The starter: import torch, then do what standard input, a socket, asks for until the caller is gone.
 
-    "gpus" -> their number. Job, with a socket for each rank -> None. A list of which ranks are gone -> end all, states.
+    "gpus" -> their number. Job, with a socket for each rank -> their process ids. A list of which ranks are gone -> end
+    all, states.
     """
+    caller = os.getppid()
+    when_parent_ends(signal.SIGCONT)  # should it be stopped when the caller ends, it goes on, to end all
+    adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while (null := os.open(os.devnull, os.O_RDWR)) < 3:
         pass  # the caller may have no standard output or error: nothing else may take their numbers
-    control, caller = socket.socket(fileno=os.dup(0)), os.getppid()
+    control = socket.socket(fileno=os.dup(0))
     os.dup2(null, 0)
     pids, failure, num_gpus = [], "", 0
     try:
         try:
-            importlib.import_module("torch.distributed.device_mesh")
-            num_gpus = _count_gpus() if count_gpus else 0
-            if not num_gpus:  # torch.optim imports it at first use, which takes a second
-                importlib.import_module("torch._dynamo")
+            num_gpus = _import_torch(count_gpus)
         except Exception:
             failure = traceback.format_exc()
         while os.getppid() == caller:
@@ -102,7 +114,7 @@ def start_ranks(directory: str, count_gpus: bool) -> NoReturn:
                 break
             request = receive(control)
             if isinstance(request, Job):
-                pids, answer = _fork(request, control, [socket.socket(fileno=fd) for fd in fds]), None
+                answer = pids = _fork(request, control, [socket.socket(fileno=fd) for fd in fds])
             elif request == "gpus":
                 answer = num_gpus
             else:
@@ -111,8 +123,23 @@ def start_ranks(directory: str, count_gpus: bool) -> NoReturn:
             del request  # it can be large
     finally:
         _end(pids, [False] * len(pids))
-        shutil.rmtree(directory, ignore_errors=True)
         os._exit(0)
+
+
+def _import_torch(count_gpus: bool) -> int:
+    """Import what every rank needs; the number of GPUs."""
+    ours = "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    if ours:  # torch makes the directory when imported: one that exists, lest another be left behind
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.sep
+    importlib.import_module("torch.distributed.device_mesh")
+    num_gpus = _count_gpus() if count_gpus else 0
+    if not num_gpus:  # torch.optim imports it at first use, which takes a second
+        importlib.import_module("torch._dynamo")
+    if ours:
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    last_collective = importlib.import_module("torch_impl.last_collective")
+    last_collective.watch(lambda *call: _this_rank and _this_rank.notes.call(*call), report_phase)
+    return num_gpus
 
 
 def _count_gpus() -> int:
@@ -140,8 +167,7 @@ def _fork(job: Job, control: socket.socket, sockets: list[socket.socket]) -> lis
                 control.close()
                 for other in sockets[rank + 1 :]:
                     other.close()
-                if sys.platform == "linux":
-                    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the starter
+                when_parent_ends(signal.SIGKILL)
                 if os.getppid() == starter:
                     _run(rank, sock, job)
             finally:
@@ -174,16 +200,23 @@ def _end(pids: Sequence[int], gone: Sequence[bool]) -> list[int | str | None]:
         os.kill(pid, signal.SIGKILL)
     for pid in alive:
         os.waitpid(pid, 0)
+    with suppress(ChildProcessError):  # raised when none is left
+        while True:  # what ranks had started is this process's child since they are gone
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                for child in psutil.Process().children():
+                    with suppress(psutil.NoSuchProcess):
+                        child.kill()
+                time.sleep(0.002)
     return states
 
 
 def _run(rank: int, sock: socket.socket, job: Job) -> NoReturn:
     """A rank: run the function in a process group, send the result, and go when all ranks have theirs."""
     global _this_rank
-    this = _this_rank = Rank(rank, sock, Path(job.directory))
+    this = _this_rank = Rank(rank, sock, job.notes)
     try:
         this.report_phase("start-up")
-        faulthandler.enable(open(this.directory / f"fault-{rank}", "w"), all_threads=False)
+        faulthandler.enable(sock.fileno(), all_threads=False)  # the caller takes what is no message as last words
         threading.Thread(target=this.obey, daemon=True).start()
         import torch
         import torch.distributed as dist
@@ -194,10 +227,9 @@ def _run(rank: int, sock: socket.socket, job: Job) -> NoReturn:
             torch.set_num_threads(max(1, num_cores() // job.world_size))
         this.report_phase("rendezvous")
         use_loopback()
-        path = str(this.directory / "store")
-        store = dist.FileStore(path, job.world_size)  # pyright: ignore[reportPrivateImportUsage]
-        with _stderr_in_notes(this.directory / f"stderr-{rank}"):
-            init_group(device, job.timeout, store=store, rank=rank, world_size=job.world_size)
+        store = dist.FileStore(str(job.store), job.world_size)  # pyright: ignore[reportPrivateImportUsage]
+        with _stderr_in_notes():
+            init_group(device, job.timeout + 300, store=store, rank=rank, world_size=job.world_size)
         this.report_phase("start-up")
         result = function(device, *args)
         this.report_phase("teardown")
@@ -207,26 +239,23 @@ def _run(rank: int, sock: socket.socket, job: Job) -> NoReturn:
         _flush()
         os._exit(0)
     except BaseException as error:
-        if isinstance(error, Exception) and error.__traceback__ is not None:
-            error.__traceback__ = error.__traceback__.tb_next or error.__traceback__
-        text = "".join(traceback.format_exception(error))
-        secondary = isinstance(error, RuntimeError) and any(sign in str(error) for sign in SECONDARY)
-        this.send("error", time.monotonic(), this.phase, text, secondary)
+        this.send("error", time.monotonic(), this.notes.now, *report(error, SECONDARY))
         _flush()
         threading.Event().wait()  # the caller ends it
     os._exit(1)
 
 
 @contextmanager
-def _stderr_in_notes(path: Path) -> Iterator[None]:
+def _stderr_in_notes() -> Iterator[None]:
     """Make standard error part of the error, if there is one: when a rank dies, gloo logs it in all others."""
     saved = os.dup(2)
-    with open(path, "w+b") as file:
+    with ExitStack() as stack, open(nameless_file(stack), "w+b") as file:
         os.dup2(file.fileno(), 2)
         try:
             yield
         except Exception as error:
-            error.add_note(path.read_text(errors="replace"))
+            file.seek(0)
+            error.add_note(file.read().decode(errors="replace"))
             raise
         finally:
             os.dup2(saved, 2)
@@ -240,11 +269,6 @@ def _flush() -> None:
             stream.flush()
 
 
-def num_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def use_loopback() -> None:
     """Make gloo and NCCL talk and listen on the loopback interface only."""
     for name in {"lo", "lo0"}.intersection(name for _, name in socket.if_nameindex()):
@@ -252,11 +276,11 @@ def use_loopback() -> None:
 
 
 def init_group(device: torch.device, timeout: float, **rendezvous: Any) -> None:
-    """The default process group: gloo on CPU, NCCL on CUDA. Its timeout is longer than the caller's, who says more."""
+    """The default process group: gloo on CPU, NCCL on CUDA. timeout: seconds that a collective may take."""
     import torch
     import torch.distributed as dist
 
-    limit = timedelta(seconds=timeout + 300)
+    limit = timedelta(seconds=timeout)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", timeout=limit, device_id=device, **rendezvous)
@@ -264,13 +288,6 @@ def init_group(device: torch.device, timeout: float, **rendezvous: Any) -> None:
         dist.init_process_group("gloo", timeout=limit, **rendezvous)
 
 
-def where(observer: int) -> tuple[str, bool]:
-    """The stacks of this process's threads but `observer`, and whether one of them waits in torch.distributed."""
-    stacks = []
-    for thread, frame in sys._current_frames().items():
-        if thread != observer:
-            stack = [entry for entry in traceback.extract_stack(frame) if not entry.filename.startswith("<")]
-            ours = [i for i, entry in enumerate(stack[:-1]) if entry.filename == __file__]
-            stacks.append("".join(traceback.format_list(stack[ours[-1] + 1 if ours else 0 :])))
-    waiting = any("distributed_c10d.py" in stack or ".wait(" in stack.splitlines()[-1] for stack in stacks)
-    return "\n".join(stacks), waiting
+def waits(stack: str) -> bool:
+    """Whether the stack is that of a thread that waits for other ranks."""
+    return "distributed_c10d.py" in stack or ".wait(" in stack.splitlines()[-1]

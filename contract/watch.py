@@ -1,10 +1,16 @@
-"""Watch the ranks of a call, and when it fails say which rank failed first, in which phase, and how."""
+"""Watch the ranks of a call, and when it fails say which rank failed first, in which phase, and how.
+
+A rank and its caller send each other messages over a Unix socket:
+
+    from a rank    ("progress", value) ("result", value) ("error", when, phase, traceback, secondary)
+                   ("stack", text, waiting), asked for by "where"
+    to a rank      "where"; what else, the launcher says
+"""
 
 from __future__ import annotations
 
 import math
 import pickle
-import signal
 import socket
 import struct
 import time
@@ -15,22 +21,11 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from torch_impl.messages import NOTE, send
+from contract.processes import ITS_TURN, Silence, WorkerError, ending, read_notes
 
 Progress = Callable[[int, Any], object]  # called with a rank and what it reported
-SETTLE, GRACE, ANSWER = 0.3, 5.0, 2.0  # seconds: after an own error; after a secondary one; for a stuck rank to answer
-
-
-class WorkerError(RuntimeError):
-    """A rank has failed; the message begins with that rank and its own traceback.
-
-    kind: "raised", "died" (its process ended) or "stuck" (no sign of life). traceback: the rank's, where it has one.
-    rank is None if it is the starter that failed.
-    """
-
-    def __init__(self, message: str, rank: int | None = None, phase: str = "", kind: str = "died", traceback: str = ""):
-        super().__init__(message)
-        self.rank, self.phase, self.kind, self.traceback = rank, phase, kind, traceback
+SETTLE, GRACE = 0.3, 5.0  # seconds that others have to fail too: after an error of a rank's own; after a secondary one
+ANSWER = 2.0  # seconds at most, out of the timeout, that a stuck rank has to say where it is
 
 
 @dataclass
@@ -40,6 +35,7 @@ class RankState:
     rank: int
     world_size: int
     socket: socket.socket
+    pid: int = 0
     inbox: bytearray = field(default_factory=bytearray)
     result: Any = None
     done: bool = False  # has sent its result
@@ -52,6 +48,7 @@ class RankState:
     stack: str = ""  # where it is when all are stuck
     waiting: bool = False  # and that it waits for others there
     state: int | str | None = None  # exit code, negative for a signal; "stopped"; None if it was running to the end
+    last_words: str = ""  # what it wrote when it died
 
     @property
     def ended_badly(self) -> bool:
@@ -61,12 +58,41 @@ class RankState:
         return f"rank {self.rank} of {self.world_size}"
 
 
-def watch(ranks: list[RankState], directory: Path, timeout: float, on_progress: Progress | None) -> None:
-    """Fill in `ranks` until all have sent results and are gone, or some have failed, or all are stuck."""
-    alive, end, asked, notes = time.monotonic(), math.inf, False, b""
-    while not all(rank.gone for rank in ranks):
+def send(sock: socket.socket, message: Any) -> None:
+    """A message is its length, 8 bytes, and its pickle."""
+    data = pickle.dumps(message, 5)
+    sock.sendall(struct.pack("!Q", len(data)))
+    sock.sendall(data)
+
+
+def receive(sock: socket.socket) -> Any:
+    """The next message. Raises EOFError when the other side is gone."""
+    (size,) = struct.unpack("!Q", _read(sock, 8))
+    return pickle.loads(_read(sock, size))
+
+
+def _read(sock: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    with memoryview(data) as rest:
+        while rest:
+            if not (count := sock.recv_into(rest)):
+                raise EOFError("the other side is gone")
+            rest = rest[count:]
+    return data
+
+
+def watch(
+    ranks: list[RankState], notes: Path, timeout: float, on_progress: Progress | None = None, stay: bool = False
+) -> None:
+    """Fill in `ranks` until all have sent results and are gone, or some have failed, or all are stuck.
+
+    stay: the ranks stay for another call, so that all is done when all have sent results.
+    """
+    answer = min(ANSWER, timeout / 4)
+    silence, end, asked, before = Silence(timeout - answer, [rank.pid for rank in ranks]), math.inf, False, None
+    while not all(rank.done if stay else rank.gone for rank in ranks):
         for rank, kind, content in _messages(ranks):
-            alive = time.monotonic()
+            silence.heard()
             if kind == "progress" and on_progress is not None:
                 on_progress(rank.rank, *content)
             elif kind == "result":
@@ -76,19 +102,21 @@ def watch(ranks: list[RankState], directory: Path, timeout: float, on_progress: 
             elif kind == "stack":
                 rank.stack, rank.waiting = content
             elif kind == "gone":
-                rank.gone, rank.failed_at = True, rank.failed_at if rank.released else min(rank.failed_at, alive)
-        previous, notes = notes, (directory / "phases").read_bytes()
-        if notes != previous:
-            alive = time.monotonic()
-        if all(rank.done and not rank.released for rank in ranks):
+                now = time.monotonic()
+                rank.gone, rank.failed_at = True, rank.failed_at if rank.released else min(rank.failed_at, now)
+        noted = read_notes(notes)
+        if noted != before or all(note.phase == ITS_TURN for note in noted):
+            silence.heard()
+        before = noted
+        if not stay and all(rank.done and not rank.released for rank in ranks):
             _tell(ranks, "release")
             for rank in ranks:
                 rank.released = True
         failed, now = [rank for rank in ranks if rank.failed_at < math.inf], time.monotonic()
         if failed:
             end = min(end, now + (GRACE if all(rank.secondary for rank in failed) else SETTLE))
-        elif not asked and now - alive > timeout:
-            asked, end = True, now + ANSWER
+        elif not asked and silence.over():
+            asked, end = True, now + answer
             _tell(ranks, "where")
         if now > end or len(failed) == len(ranks) or (asked and all(rank.stack or rank.gone for rank in ranks)):
             return
@@ -118,10 +146,9 @@ def _messages(ranks: list[RankState]) -> Iterator[tuple[RankState, str, Sequence
             yield rank, kind, content
 
 
-def verdict(ranks: list[RankState], directory: Path, timeout: float) -> WorkerError | None:
+def verdict(ranks: list[RankState], notes: Path, timeout: float) -> WorkerError | None:
     """Who failed first by its own fault, and how; None if nobody."""
-    notes = NOTE.iter_unpack((directory / "phases").read_bytes())
-    phases = [phase.rstrip(b"\0").decode(errors="replace") for _, phase in notes]
+    noted = read_notes(notes)
     failed = [rank for rank in ranks if rank.failed_at < math.inf or rank.ended_badly]
     running = [rank for rank in ranks if not rank.gone and not isinstance(rank.state, int)]
     stuck = [] if failed else [rank for rank in running if rank.released or not rank.done]
@@ -130,14 +157,13 @@ def verdict(ranks: list[RankState], directory: Path, timeout: float) -> WorkerEr
     if failed:
         first = min(failed, key=lambda rank: (rank.secondary, rank.failed_at))
     else:
-        first = min(stuck, key=lambda rank: (bool(rank.stack), rank.waiting))
-    phase, kind, trace = phases[first.rank], "died", first.error
+        first = min(stuck, key=lambda rank: (rank.state != "stopped", bool(rank.stack), rank.waiting))
+    phase, kind, trace = noted[first.rank].phase, "died", first.error
     if first.error:
         phase, kind = first.error_phase, "raised"
         message = f"{first} raised in phase {phase}:"
     elif failed:
-        fault = directory / f"fault-{first.rank}"
-        trace = fault.read_text() if fault.exists() else ""
+        trace = first.last_words
         message = f"{first} died in phase {phase}: {ending(first.state)}"
     else:
         kind, trace = "stuck", first.stack
@@ -145,8 +171,10 @@ def verdict(ranks: list[RankState], directory: Path, timeout: float) -> WorkerEr
         message = f"{first} is stuck in phase {phase}: no sign of life from any rank for {timeout:g} s; {how}"
     lines = [message, *(["", trace.rstrip(), ""] if trace else [])]
     for rank in failed or ranks:
-        if rank is not first:
-            lines.append(f"{rank}, in phase {rank.error_phase or phases[rank.rank]}, {_consequence(rank)}")
+        last = f"; last call: {noted[rank.rank].call or 'none'}" if stuck else ""
+        what = "is stuck" if rank is first else _consequence(rank)
+        if rank is not first or stuck:
+            lines.append(f"{rank}, in phase {rank.error_phase or noted[rank.rank].phase}, {what}{last}")
     return WorkerError("\n".join(lines), first.rank, phase, kind, trace)
 
 
@@ -159,11 +187,3 @@ def _consequence(rank: RankState) -> str:
     if rank.done:
         return "has its result"
     return "waits for others" if rank.waiting else "is stuck too"
-
-
-def ending(state: int | str | None) -> str:
-    if not isinstance(state, int):
-        return "it closed its connection"
-    if state == -signal.SIGKILL:
-        return "killed by SIGKILL, perhaps for lack of memory"
-    return f"killed by {signal.Signals(-state).name}" if state < 0 else f"it exited with status {state}"
