@@ -143,6 +143,15 @@ def test_a_call_is_timed_alone_and_as_often_as_the_budget_allows(cost, iteration
     assert clock.calls == (1 if cost > 10 / 3 else 3) + iterations + 3 * calls
 
 
+def test_the_clock_runs_from_a_barrier_to_the_end_of_the_call(monkeypatch):
+    """Warm-up, iterations and batches of one call alike: a call and its wait are timed, a barrier follows."""
+    log = []
+    monkeypatch.setattr(timing, "perf_counter", lambda: log.append("clock") or 0.0)
+    side = timing.Side(lambda: log.append("call"), lambda _: log.append("wait"), lambda _: log.append("barrier") or 1.0)
+    timing.measure(side, 4, budget=10.0, bare=True)
+    assert log == ["clock", "call", "wait", "clock", "barrier"] * (3 + 4 + 2 * 9)
+
+
 def test_calls_under_way_are_bounded():
     waiting, most, numbers = set(), [], count()
 
@@ -208,6 +217,15 @@ def test_a_fit_recovers_alpha_and_beta_from_every_size_and_past_outliers():
     times[2] *= 30
     times[6] *= 0.5
     assert fit(sizes, times)[:2] == (pytest.approx(50e-6, rel=0.01), pytest.approx(2e9, rel=0.01))
+
+
+def test_a_fit_gives_every_size_a_say_whatever_its_time():
+    """Off by 3 % up and down; of the largest sizes, that is a hundred times the latency."""
+    sizes = [1024 * 4**i for i in range(10)]
+    times = [(50e-6 + size / 2e9) * (1.03 if i % 2 else 0.97) for i, size in enumerate(sizes)]
+    alpha, beta, misfit = fit(sizes, times)
+    assert (alpha, beta) == (pytest.approx(50e-6, rel=0.04), pytest.approx(2e9, rel=0.04))
+    assert 0.02 < misfit < 0.07
 
 
 def test_a_fit_has_no_negative_latency_and_no_bandwidth_without_growth():

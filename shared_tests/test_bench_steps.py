@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from dataclasses import replace
+from itertools import count
+from multiprocessing import Pipe
 from types import SimpleNamespace
 
 import pytest
@@ -45,18 +48,6 @@ def test_peers_train_the_same_and_memory_is_the_closed_form_s(pool, strategy):
         assert ours["activations"] == want.activations
 
 
-def test_every_jax_stage_holds_as_much_as_the_longest():
-    torch, jax = (memory(Run(i, "pipeline_parallel", 2, replace(SMALL, layers=3))) for i in ("torch", "annotated"))
-    assert [m.parameters for m in torch] == [2 * 4 * (256 + 16), 4 * (256 + 16)]
-    assert [m.parameters for m in jax] == [2 * 4 * (256 + 16)] * 2
-
-
-def test_sgd_keeps_one_array_and_adamw_two():
-    of = {name: memory(Run("torch", "data_parallel", 2, SMALL, name))[0] for name in ("sgd", "adamw")}
-    assert of["sgd"].optimizer_state == of["sgd"].parameters
-    assert of["adamw"].optimizer_state == 2 * of["adamw"].parameters
-
-
 def samples(steps_by_name, compute_by_name=None):
     """Samples of two ranks, of which rank 1 takes half as long, in the given rounds."""
     return {
@@ -95,6 +86,84 @@ def test_exposed_communication_is_step_less_compute_for_torch_and_the_profile_s_
     assert jax["exposed_share"] == 0.5 and jax["compute_seconds"]["median"] == 5
     assert torch["wire_bytes"] == 2 * 4 * (256 + 16) * 4 // 2 + 4
     assert jax["wire_bytes_compiled"] == 0
+
+
+def test_a_row_is_of_the_rank_that_differs_most_and_holds_most():
+    run = Run("torch", "data_parallel", 2, SMALL)
+    ranks = [
+        {"loss": 1.0, "difference": 0.1, "parameters": 10, "gradients": 8},
+        {"loss": 1.0, "difference": 0.3, "parameters": 9, "gradients": None},
+    ]
+    [row] = steps_numbers.rows(run, samples({"torch": [[1]]}), {"torch": ranks})
+    assert (row["loss"], row["difference"]) == (1.0, 0.3)
+    want = dict.fromkeys(("optimizer_state", "activations", "temporaries")) | {"parameters": 10, "gradients": 8}
+    assert row["memory"]["measured"] == want
+
+
+def fake(log, name):
+    """A contestant of one of both frameworks that only tells that it ran."""
+    act = lambda *_: log.append(name) or SimpleNamespace(item=lambda: 0.0)  # noqa: E731
+    return SimpleNamespace(step=act, run=act)
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """What is called in which order while steps are timed; the clock shows how often it was read."""
+    from benchmarks import steps_jax, steps_torch
+
+    log, readings = [], count()
+    clock = SimpleNamespace(perf_counter=lambda: log.append("clock") or float(next(readings)))
+    monkeypatch.setattr(steps_torch, "time", clock)
+    monkeypatch.setattr(steps_jax, "time", clock)
+    monkeypatch.setattr(steps_torch, "dist", SimpleNamespace(barrier=lambda: log.append("barrier")))
+    monkeypatch.setattr(steps_torch, "synchronize", lambda device: log.append("done"))
+    return log
+
+
+def timed(order, act):
+    """The log of one warm-up and two iterations, every other one in the opposite order."""
+    return [
+        event
+        for iteration in range(3)
+        for name in (order[::-1] if iteration % 2 else order)
+        for event in (*act(name), *(["clock"] if iteration else []))
+    ]
+
+
+def test_a_step_is_timed_from_a_barrier_to_the_end_on_the_device(log):
+    import torch
+
+    from benchmarks import steps_torch
+
+    state = steps_torch.State(torch.device("cpu"))
+    state.real |= {"torch": fake(log, "torch"), "ddp": fake(log, "ddp")}
+    state.silent |= {"torch": fake(log, "silent")}
+    state.batch = None
+    taken = steps_torch.block(state, 2, 1)
+    assert taken == {"torch": {"step": [1, 1], "compute": [1, 1]}, "ddp": {"step": [1, 1], "compute": []}}
+    assert log == timed(["torch", "ddp", "silent"], lambda name: ["barrier", "clock", name, "done"])
+
+
+def test_a_step_in_jax_is_timed_from_a_barrier_to_its_end(log):
+    from benchmarks import steps_jax
+
+    contestants = {name: fake(log, name) for name in ("shard_map", "annotated")}
+    state = steps_jax.State(contestants, lambda: log.append("barrier"))
+    taken = steps_jax.block(state, 2, 1)
+    assert taken == {name: {"step": [1, 1]} for name in contestants}
+    assert log == timed(["shard_map", "annotated"], lambda name: ["barrier", "clock", name])
+
+
+def test_results_come_by_rank_whoever_answers_first(monkeypatch):
+    pairs = [Pipe() for _ in range(3)]
+    for rank, (_, peer) in enumerate(pairs):
+        peer.send(rank)
+    monkeypatch.setattr(turns, "wait", lambda connections, timeout: [connections[-1]])  # the last rank first
+    ranks = turns.Ranks([connection for connection, _ in pairs], Future(), 60)
+    assert ranks.call("name", 1, 2) == [0, 1, 2]
+    assert [peer.recv() for _, peer in pairs] == [("name", (1, 2))] * 3
+    for connection in (connection for pair in pairs for connection in pair):
+        connection.close()
 
 
 def test_contestants_that_train_otherwise_are_named():

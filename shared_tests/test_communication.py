@@ -100,7 +100,7 @@ def test_a_permute_needs_no_group_size_and_others_do():
         wire_factor("all_reduce", None)
     with pytest.raises(ValueError, match="at least 1, got 0"):
         wire_factor("all_gather", 0)
-    with pytest.raises(ValueError, match="unknown op 'all_sum'"):
+    with pytest.raises(ValueError, match="^unknown op 'all_sum'; known: all_reduce, all_gather, .*, scatter$"):
         wire_factor("all_sum", 2)
 
 
@@ -112,6 +112,55 @@ def test_record_fills_in_the_wire_bytes():
 @given(records)
 def test_a_record_comes_back_from_json_unchanged(one):
     assert Record.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+NO_RECORD = {
+    "op": ["all_sum", None, 1, ["all_reduce"]],
+    "dtype": [None, 4],
+    "payload_bytes": [-1, 1.0, True, "8", None],
+    "wire_bytes": [-1, 1.0, False, None],
+    "axis": [1, ["dp"]],
+    "group_size": [0, -1, 2.0, True, "2"],
+    "groups": [0, [1], [[-1]], [["0"]], {}],
+    "edges": [[[0]], [[0, 1, 2]], [[0, -1]], [0], "01"],
+    "executions": [1, [1, 1], {"most": 1}, {"min": -1}, {"min": None}, {"max": -1}, {"min": 1, "max": 1.5}],
+    "phase": [None, "later", 1],
+    "is_async": [1, None, "true"],
+    "name": [1],
+    "computation": [1],
+    "source": [1],
+    "flags": [None, "promoted", [1], {}],
+    "detail": [1],
+    "parts": [None, 4, [-4], [4.0], ["4"]],
+    "colour": ["red", None],
+}
+
+
+@pytest.mark.parametrize("name", NO_RECORD)
+def test_what_is_no_record_is_refused_by_the_field_that_is_wrong(name):
+    good = record("all_gather", "float32", 64, 4).to_json()
+    for value in NO_RECORD[name]:
+        with pytest.raises(ValueError, match=f"^{name} of a record cannot be "):
+            Record.from_json({**good, name: value})
+    for lacking in ("op", "dtype", "payload_bytes", "wire_bytes"):
+        few = {key: value for key, value in good.items() if key != lacking}
+        with pytest.raises(ValueError, match="^a record has at least op, dtype, payload_bytes and wire_bytes$"):
+            Record.from_json(few)
+
+
+def test_a_long_value_is_cut_short_where_it_is_refused():
+    good = record("all_gather", "float32", 64, 4).to_json()
+    with pytest.raises(ValueError, match=f"^op of a record cannot be '{'x' * 40}'$"):
+        Record.from_json({**good, "op": "x" * 50})
+    with pytest.raises(ValueError, match="^a record has at least"):
+        Record.from_json([good])
+
+
+def test_what_a_record_leaves_out_is_what_a_record_leaves_out():
+    few = {"op": "all_gather", "dtype": "float32", "payload_bytes": 64, "wire_bytes": 48}
+    assert Record.from_json(few) == Record(**few)
+    assert Record.from_json({**few, "executions": {"max": None}}).executions == Executions(1, None)
+    assert Record.from_json({**few, "executions": {"min": 0}}).executions == Executions(0, 1)
 
 
 def test_totals_weigh_by_executions():
@@ -135,4 +184,6 @@ def test_totals_of_an_unknown_number_are_unknown():
     assert unknown["payload_bytes"] == unknown["wire_bytes"] == {"min": 8, "max": None}
     alone = totals([record("all_reduce", "float32", 8, 1, executions=Executions(0, None))])
     assert alone["wire_bytes"] == {"min": 0, "max": 0}  # whatever the number, nothing is sent
+    never = totals([record("all_reduce", "float32", 8, 2, executions=Executions(0, 0))])
+    assert never["calls"] == never["wire_bytes"] == {"min": 0, "max": 0}
     assert totals([]) == {"records": 0, **dict.fromkeys(("calls", "payload_bytes", "wire_bytes"), {"min": 0, "max": 0})}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from contract.communication import totals
+from contract.communication import Executions, totals
 from contract.cost import communication
 from contract.problem import BYTES, DTYPES, Problem
 from contract.strategy import AXES, IMPLEMENTATIONS, STRATEGIES, Run
@@ -43,6 +43,32 @@ def test_data_parallel_gradients_come_last_layer_first_and_bias_before_weight():
     backward = [r.detail for r in records("data_parallel") if r.phase == "backward"]
     assert backward[:3] == ["gradient of b3", "gradient of w3", "gradient of b2"]
     assert backward[-1] == "gradient of w0"
+
+
+def test_every_record_names_what_it_carries():
+    def details(strategy, implementation="torch", **changes):
+        return [(r.phase, r.detail) for r in records(strategy, implementation, **changes)]
+
+    assert details("tensor_parallel") == [
+        *(("forward", f"input of layer {i}") for i in (1, 2, 3)),
+        *(("backward", f"gradient of the input of layer {i}") for i in (3, 2, 1)),
+        ("forward", "loss"),
+    ]
+    assert details("megatron_tensor_parallel", problem=Problem(B, D, 6)) == [
+        *(("forward", f"output of layer {i}") for i in (1, 3, 5)),
+        *(("backward", f"gradient of the input of layer {i}") for i in (4, 2)),
+    ]
+    assert details("pipeline_parallel", degree=2) == [
+        *(("forward", f"activations of tick {i}") for i in (0, 1, 2)),
+        *(("backward", f"gradients of tick {i}") for i in (0, 1, 2)),
+        ("forward", "loss"),
+    ]
+    assert details("pipeline_parallel", "annotated") == [
+        ("forward", "activations of every tick"),
+        ("backward", "gradients of every tick"),
+        ("forward", "loss"),
+    ]
+    assert details("data_parallel", degree=2)[0] == ("forward", "loss")
 
 
 def test_tensor_parallel_gathers_between_layers_and_scatters_back():
@@ -90,6 +116,14 @@ def test_annotated_pipeline_permutes_in_every_tick():
         ("all_reduce", "forward", "calls"): 1,
         ("all_reduce", "forward", "bytes"): LOSS,
     }
+
+
+def test_the_annotated_pipeline_permutes_along_all_edges_what_the_largest_microbatch_holds():
+    forward, backward, _ = records("pipeline_parallel", "annotated", problem=Problem(10, D, L))
+    assert forward.edges == ((0, 1), (1, 2), (2, 3)) and backward.edges == ((1, 0), (2, 1), (3, 2))
+    for r in (forward, backward):
+        assert r.executions == Executions(6, 6)  # exactly m + n - 1
+        assert r.payload_bytes == 4 * 8 * 4 and type(r.payload_bytes) is int  # 10 in 3 microbatches: 4, 3, 3
 
 
 @pytest.mark.parametrize("degree", [2, 4])

@@ -71,6 +71,12 @@ def test_shapes_by_hand(strategy, rank):
     assert tuple((layer.w.shape, layer.b.shape) for layer in shards) == SHAPES[strategy]
 
 
+def test_megatron_splits_columns_and_rows_in_turn():
+    run = Run("torch", "megatron_tensor_parallel", 2, Problem(batch=8, width=8, layers=6))
+    shapes = [layer.w.shape for layer in cut(run.problem.parameters(), layout(run)[1])]
+    assert shapes == [(8, 4), (4, 8)] * 3
+
+
 def test_tensor_parallel_rank_1_of_2_holds_the_second_half_of_the_columns():
     run = Run("torch", "tensor_parallel", 2, Problem(batch=8, width=4, layers=1))
     (full,), (mine,) = run.problem.parameters(), cut(run.problem.parameters(), layout(run)[1])
@@ -89,7 +95,16 @@ def test_merge_refuses_a_shard_of_another_shape(strategy):
     run = Run("torch", strategy, 2, Problem(batch=8, width=4, layers=2), microbatches=1)
     shards = [cut(run.problem.parameters(), parts) for parts in layout(run)]
     shards[0][0] = Layer(np.zeros((3, 4)), shards[0][0].b)
-    with pytest.raises(ValueError, match=r"rank 0 holds w0 as \(3, 4\) where the layout says"):
+    columns = 2 if strategy in ("tensor_parallel", "megatron_tensor_parallel") else 4
+    with pytest.raises(ValueError, match=rf"^rank 0 holds w0 as \(3, 4\) where the layout says \(4, {columns}\)$"):
         merge(run, shards)
-    with pytest.raises(ValueError, match="rank 0 holds 0 layers where the layout says"):
+    layers = 1 if strategy == "pipeline_parallel" else 2
+    with pytest.raises(ValueError, match=f"^rank 0 holds 0 layers where the layout says {layers}$"):
         merge(run, [[], shards[1]])
+
+
+@every_case
+def test_merge_keeps_the_dtype(run):
+    params = [Layer(w.astype(np.float32), b.astype(np.float32)) for w, b in run.problem.parameters()]
+    merged = merge(run, [cut(params, parts) for parts in layout(run)])
+    assert {a.dtype for layer in merged for a in layer} == {np.dtype(np.float32)}

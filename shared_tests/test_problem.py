@@ -91,6 +91,19 @@ def test_weights_are_scaled_by_the_full_width():
         assert np.std(w) * np.sqrt(width) == pytest.approx(1, rel=0.15)
 
 
+def test_biases_are_a_tenth_as_large():
+    b = np.concatenate([layer.b for layer in Problem(batch=1, width=256, layers=4).parameters()])
+    assert np.std(b) == pytest.approx(0.1, rel=0.1)
+
+
+def test_parameters_are_not_drawn_from_the_numbers_of_a_batch():
+    """Seeds that differ in trailing zeros alone are one seed to NumPy."""
+    problem = Problem(batch=8, width=8, layers=1)
+    numbers = problem.parameters()[0].w * np.sqrt(8)
+    for step in range(3):
+        assert not np.isclose(problem.data(step).x, numbers).any()
+
+
 def test_every_step_has_its_own_batch_and_inputs_are_not_targets():
     batches = [SMALL.data(step) for step in range(3)]
     assert len({a.tobytes() for batch in batches for a in (batch.x, batch.y)}) == 6

@@ -69,6 +69,11 @@ def test_error_of_what_cannot_be_compared_is_infinite():
     assert math.isnan(scalar_error(np.array([1.0, math.nan]), np.ones(2)))
 
 
+def test_errors_are_taken_in_float64():
+    large, one = np.full(1, 1e8, np.float32), np.ones(1, np.float32)
+    assert error([Layer(large, one)], [Layer(-one, one)]) == pytest.approx(100_000_001 / 2**0.5, rel=1e-12)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -112,6 +117,29 @@ def test_the_tensor_that_is_furthest_off_is_named(layer, kind, name):
     assert failure.endswith(f"largest in {name}")
 
 
+@pytest.mark.parametrize("step", range(3))
+@pytest.mark.parametrize("claim", SCALARS)
+def test_the_step_that_is_furthest_off_is_named(claim, step):
+    run = replace(small_run(), steps=3)
+    got, want = ideal(run), reference.run(run)
+    factors = np.full(3, 1.01)
+    factors[step] = 1.02
+    field = {"loss": "losses", "gradient norm": "grad_norms"}[claim]
+    (failure,) = prove(run, replace(got, **{field: getattr(got, field) * factors}), want).failures
+    assert failure == f"{claim}: error 0.02, at most 1e-05 allowed; largest in step {step}"
+
+
+def test_what_is_missing_is_named():
+    run = small_run()
+    got, want = ideal(run), reference.run(run)
+    (failure,) = prove(run, replace(got, optimizer_state={"m": got.optimizer_state["m"]}), want).failures
+    assert failure.endswith("largest in v of the layers, 0 instead of 4")
+    (failure,) = prove(run, replace(got, params=got.params[1:]), want).failures
+    assert failure.endswith("largest in the layers, 3 instead of 4")
+    (failure,) = prove(run, replace(got, losses=got.losses[:1]), want).failures
+    assert failure.endswith("largest in their number, 1 instead of 2")
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_the_limit_of_a_dtype_is_where_it_should_be(dtype):
     run = small_run(dtype=dtype)
@@ -128,7 +156,8 @@ def test_bfloat16_may_be_twice_as_far_as_the_single_device_run():
     for factor, holds in ((1.019, True), (1.021, False)):
         far = replace(got, params=[Layer(w * factor, b * factor) for w, b in got.params])
         assert prove(run, far, want, own).passed is holds
-    with pytest.raises(ValueError, match="single-device bfloat16 run"):
+    message = "^a bfloat16 run is judged by the error of a single-device bfloat16 run: pass its errors$"
+    with pytest.raises(ValueError, match=message):
         prove(run, got, want)
 
 
@@ -191,4 +220,8 @@ def test_missing_evidence_is_a_failure():
     assert failures(run, changed_shard(run, 0, "w0", digests=())) == ("replicas: w0 on rank 0 has 0 digests, not 3",)
     got = ideal(run)
     del got.shards[1]["b0"]
-    assert failures(run, got)[0].startswith("shards: rank 1 holds b1")
+    held = "shards: rank 1 holds b1 b2 b3 w0 w1 w2 w3, not b0 b1 b2 b3 w0 w1 w2 w3"
+    assert failures(run, got) == (held,)
+    got.shards[1]["w3"] = replace(got.shards[1]["w3"], digests=("a", "b", "c"), dtype="bfloat16")
+    # of wrong shards the first is told; replicas are compared as far as they are there
+    assert failures(run, got) == (held, "replicas: w3 differs between ranks 0 and 1 after 0 steps")

@@ -61,6 +61,11 @@ def test_every_gradient_is_the_central_difference(layer, kind):
     assert np.linalg.norm(got) > 1e-3  # not equal because both vanish
 
 
+def test_a_norm_is_taken_in_float64():
+    layers = [Layer(np.full((2, 2), 3e30, np.float32), np.full(2, 4e30, np.float32))]  # their squares overflow float32
+    assert reference.norm(layers) == pytest.approx(math.sqrt(4 * 9e60 + 2 * 16e60), rel=1e-6)
+
+
 def test_sgd_by_hand():
     p, v = np.array([1.0]), np.array([0.0])
     p, v = sgd_update(p, np.array([2.0]), v, Sgd(lr=0.1, momentum=0.9))

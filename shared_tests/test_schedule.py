@@ -45,6 +45,10 @@ def test_the_table_shows_a_row_for_each_stage():
         "stage 0  F0 F1 F2 .  .  B0 B1 B2",
         "stage 1  .  F0 F1 F2 B0 B1 B2 .",
     ]
+    first, *_, last = table(gpipe(11, 1)).splitlines()
+    assert first.split() == ["stage", "0", "F0", *["."] * 20, "B0"]
+    assert last.split() == ["stage", "10", *["."] * 10, "F0", "B0", *["."] * 10]
+    assert first.startswith("stage 0   F0 .  .") and last.startswith("stage 10  .  .")
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(0, 1), (1, 0), (-1, 2)])
@@ -70,6 +74,11 @@ WRONG = {
     "twice": (((F0,), (F0,), (B0,)), 1, "F0 runs twice on stage 0: in ticks 0 and 1"),
     "missing": (((F0,), (F1,), (B0,)), 2, "1 passes are missing, first B1 on stage 0"),
     "unknown": (((F0,), (B0,), (F1,), (B1,)), 1, "unknown pass B1 on stage 0 of 1 microbatches"),
+    "unknown on two stages": (
+        (*gpipe(2, 1), (F1, None), (None, F1)),
+        1,
+        "^unknown pass F1 on stage 0 of 1 microbatches$",
+    ),
     "ragged": (((F0, None), (F0,)), 1, "tick 1 has 1 stages, tick 0 has 2"),
 }
 
