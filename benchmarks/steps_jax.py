@@ -164,8 +164,9 @@ def distance(these: Any, those: Any) -> float:
 
 
 def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
-    """Seconds of each iteration, taken in turn on one device: the forward matrix product alone, forward and backward
-    pass of single_device, the optimizer's update, and a copy of an array of the parameters' size."""
+    """Seconds of each iteration, taken in turn on one device: the three matrix products of a layer alone, X @ W,
+    X^T @ dY and dY @ W^T; forward and backward pass of single_device; the optimizer's update; a copy of an array of the
+    parameters' size."""
     jax.config.update("jax_default_matmul_precision", "highest")
     strategy, mesh = train.load(run), train.make_mesh(run, jax.devices()[:1])
     params, batch = train.make_params(strategy, mesh, run), train.make_batch(strategy, mesh, run, 0)
@@ -174,8 +175,8 @@ def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
     flat = jnp.concatenate([jnp.ravel(p) for layer in params for p in layer])
 
     @jax.jit
-    def product(x: jax.Array, w: jax.Array) -> jax.Array:
-        return x @ w
+    def products(x: jax.Array, w: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return x @ w, x.T @ dy, dy @ w.T
 
     @jax.jit
     def passes(params: Any, batch: Any) -> Any:
@@ -189,7 +190,7 @@ def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {"matmul": [], "forward_backward": [], "update": [], "copy": []}
     for iteration in range(2 + iterations):
         at = [time.perf_counter()]
-        jax.block_until_ready(product(batch.x, params[0].w))
+        jax.block_until_ready(products(batch.x, params[0].w, batch.y))
         at.append(time.perf_counter())
         _, grads = jax.block_until_ready(passes(params, batch))
         at.append(time.perf_counter())

@@ -39,6 +39,8 @@ METHOD = {
     "and nothing computes, mean over ranks, times the step",
     "memory": "measured: bytes of live arrays, each storage once; activations: what autograd keeps at most (by its "
     "hooks); temporaries: XLA's plan. closed_form: contract.memory",
+    "single_device": "the three matrix products of a layer, forward and backward pass, update and a copy in turn; "
+    "share is the rate of the passes' products over that of the products alone. JAX's ranks allocate in huge pages",
     "wire_bytes": "contract.cost, what a rank must send under the bandwidth-optimal algorithm",
 }
 
@@ -148,9 +150,9 @@ def disagreements(run: Run, rows: Sequence[dict[str, Any]]) -> list[str]:
 def rates(run: Run, framework: str, taken: dict[str, list[float]]) -> dict[str, Any]:
     """Rates of one device from seconds of "matmul", "forward_backward", "update" and "copy", taken in turn.
 
-    A product of [B, D] and [D, F] takes 2 B D F operations; forward and backward pass take
-    3 L of them, less one: the first layer's input needs no gradient. AdamW reads 4 arrays of the parameters' size and
-    writes 3, SGD with momentum 3 and 2."""
+    A product of [B, D] and [D, F] takes 2 B D F operations. "matmul" is the three of a layer, alone; forward and
+    backward pass take 3 L of them, less one: the first layer's input needs no gradient. AdamW reads 4 arrays of the
+    parameters' size and writes 3, SGD with momentum 3 and 2."""
     problem = run.problem
     product = 2 * problem.batch * problem.width**2
     passes = product * (3 * problem.layers - 1)
@@ -161,9 +163,9 @@ def rates(run: Run, framework: str, taken: dict[str, list[float]]) -> dict[str, 
     return {
         "framework": framework,
         "batch": problem.batch,
-        "matmul_flops_per_second": spread([product / s for s in taken["matmul"]]),
+        "matmul_flops_per_second": spread([3 * product / s for s in taken["matmul"]]),
         "forward_backward_flops_per_second": spread([passes / s for s in taken["forward_backward"]]),
-        "share": spread([passes / b / (product / a) for a, b in adjacent]),
+        "share": spread([passes / b / (3 * product / a) for a, b in adjacent]),
         "update_bytes_per_second": spread([moved / s for s in taken["update"]]),
         "copy_bytes_per_second": spread([2 * parameters / s for s in taken["copy"]]),
         "update_share": spread([moved / b / (2 * parameters / a) for a, b in copies]),

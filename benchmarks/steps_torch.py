@@ -107,26 +107,31 @@ def distance(these: list[Tensor], those: list[Tensor]) -> float:
 
 
 def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
-    """Seconds of each iteration, taken in turn on one device: the forward matrix product X[B, D] @ W[D, D] alone,
-    forward and backward pass of single_device, the optimizer's update, and a copy of a tensor as large as the
-    parameters."""
+    """Seconds of each iteration, taken in turn on one device: the three matrix products of a layer alone, X @ W,
+    X^T @ dY and dY @ W^T with X[B, D], dY[B, D] and W[D, D]; forward and backward pass of single_device; the
+    optimizer's update; a copy of a tensor as large as the parameters."""
     strategy = importlib.import_module("torch_impl.single_device")
     mesh = init_device_mesh(state.device.type, (1,), mesh_dim_names=("one",))
     params = train.make_params(strategy, mesh, run, state.device)
     optimizer = train.make_optimizer(params, run)
     batch = train.make_batch(strategy, mesh, run, 0, state.device)
     w = params[0].w.detach()
-    product = torch.empty_like(batch.x)
+    out, out_w = torch.empty_like(batch.x), torch.empty_like(w)
     source = torch.cat([p.detach().flatten() for layer in params for p in layer])
     target = torch.empty_like(source)
     grads: list[Any] = []
+
+    def products() -> None:
+        torch.mm(batch.x, w, out=out)
+        torch.mm(batch.x.T, batch.y, out=out_w)
+        torch.mm(batch.y, w.T, out=out)
 
     def passes() -> None:
         grads[:] = strategy.loss_and_grads(params, batch, mesh, run)[1]
 
     return in_turn(
         {
-            "matmul": lambda: torch.mm(batch.x, w, out=product),
+            "matmul": products,
             "forward_backward": passes,
             "update": lambda: train.update(optimizer, params, grads),
             "copy": lambda: target.copy_(source),

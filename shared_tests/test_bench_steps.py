@@ -159,7 +159,7 @@ def test_results_come_by_rank_whoever_answers_first(monkeypatch):
     for rank, (_, peer) in enumerate(pairs):
         peer.send(rank)
     monkeypatch.setattr(turns, "wait", lambda connections, timeout: [connections[-1]])  # the last rank first
-    ranks = turns.Ranks([connection for connection, _ in pairs], Future(), 60)
+    ranks = turns.Ranks([connection for connection, _ in pairs], Future())
     assert ranks.call("name", 1, 2) == [0, 1, 2]
     assert [peer.recv() for _, peer in pairs] == [("name", (1, 2))] * 3
     for connection in (connection for pair in pairs for connection in pair):
@@ -179,7 +179,7 @@ def test_contestants_that_train_otherwise_are_named():
 
 def test_rates_count_the_operations_and_bytes_of_the_passes_and_the_update():
     run = Run("torch", "single_device", 1, replace(SMALL, layers=2))
-    taken = {"matmul": [1.0] * 2, "forward_backward": [5.0] * 2, "update": [7.0] * 2, "copy": [2.0] * 2}
+    taken = {"matmul": [3.0] * 2, "forward_backward": [5.0] * 2, "update": [7.0] * 2, "copy": [2.0] * 2}
     row = steps_numbers.rates(run, "torch", taken)
     assert row["share"]["median"] == 1  # five products: two forward, two for weights, one for an input
     assert row["update_share"]["median"] == 1  # AdamW moves 7 arrays, a copy 2
