@@ -23,6 +23,7 @@ from contract.problem import Layer
 from contract.schedule import actions, gpipe
 from contract.strategy import Run
 from torch_impl import pipeline_parallel, train
+from torch_impl.launch import report_phase
 
 
 def record(device: torch.device, run: Run, iterations: int, warmup: int = 2) -> list[list[Event]]:
@@ -33,6 +34,7 @@ def record(device: torch.device, run: Run, iterations: int, warmup: int = 2) -> 
     batch = train.make_batch(pipeline_parallel, mesh, run, 0, device)
     timelines = []
     for _ in range(warmup + iterations):
+        report_phase("forward")
         dist.barrier()
         with recording(run, dist.get_rank(), device) as events:
             pipeline_parallel.loss_and_grads(params, batch, mesh, run)

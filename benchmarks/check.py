@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import machine
 from benchmarks.interrupt import deferred_interrupts
+from benchmarks.watchdog import watched
 from contract import reference
 from contract.problem import Problem
 from contract.proof import Proof, prove
@@ -94,7 +95,7 @@ def torchrun_ranks() -> int | None:
 def rows(runs: Sequence[Run], timeout: float, starting: Callable[[Run], None] = lambda run: None) -> Iterator[Row]:
     """Run and judge, in the order given. starting: called before each run. Raises RunFailed.
 
-    timeout: seconds without an answer after which a torch worker counts as stuck.
+    timeout: seconds of silence after which a worker, or a run of JAX, counts as stuck.
     """
     wants: dict[Run, RunResult] = {}
     owns: dict[Run, RunResult] = {}
@@ -137,7 +138,8 @@ def executor(runs: Sequence[Run], timeout: float, stack: ExitStack) -> Callable[
             with deferred_interrupts():
                 train = import_module("torch_impl.train" if run.implementation == "torch" else "jax_impl.train")
             if run.implementation != "torch":
-                return train.run(run)
+                with watched(label(run), timeout):
+                    return train.run(run)
             return train.run(run, None if run.degree == torchrun_ranks() else pool)
 
     return execute

@@ -25,6 +25,7 @@ class Plan:
     """What to report, and where. given: sections that are taken as they are; the others of `sections` are measured.
 
     fresh: measure anew what an earlier run has left in `output`. verbose: a line on stderr for each section.
+    timeout: the commands' own option, by default theirs.
     """
 
     output: Path
@@ -33,10 +34,17 @@ class Plan:
     given: Mapping[str, Document] = field(default_factory=dict)
     fresh: bool = False
     verbose: bool = False
+    timeout: float | None = None
 
 
 def plan(
-    output: Path, results: Sequence[Path], sections: Sequence[str], quick: bool, fresh: bool, verbose: bool
+    output: Path,
+    results: Sequence[Path],
+    sections: Sequence[str],
+    quick: bool,
+    fresh: bool,
+    verbose: bool,
+    timeout: float | None = None,
 ) -> Plan:
     """A Plan, with its output directory made. Raises ValueError in one line."""
     for section in sections:
@@ -50,7 +58,7 @@ def plan(
     except OSError as error:
         raise ValueError(f"{output}: {error.strerror}") from None
     wanted = tuple(one for one in SECTIONS if not sections or one in sections)
-    return Plan(output, wanted, quick, given, fresh, verbose)
+    return Plan(output, wanted, quick, given, fresh, verbose, timeout)
 
 
 def gather(todo: Plan) -> Document:
@@ -62,7 +70,7 @@ def gather(todo: Plan) -> Document:
             sections[name], how = todo.given[name], "given"
             write(todo.output / f"{name}.json", sections[name])
         else:
-            line = report_run.command(name, todo.quick)
+            line = report_run.command(name, todo.quick, todo.timeout)
             found = None if todo.fresh else report_run.finished(name, line, todo.output)
             start = time.time()
             if found is None:

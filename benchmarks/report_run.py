@@ -15,6 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from benchmarks import machine
 from benchmarks.results_io import SCHEMA, read_file, same_origin, write
 from contract.problem import Problem
@@ -35,18 +37,28 @@ FULL = {
     "bubbles": "bench bubbles",
 }
 PATIENCE = 5.0  # seconds that an interrupted command has to end
+COMMAND = """
+import signal, sys
+from contract.processes import when_parent_ends
+when_parent_ends(signal.SIGKILL)
+from benchmarks.cli import main
+sys.exit(main())
+"""
+STOPPED = 25  # seconds that a command may be stopped
 
 
 class Failed(Exception):
     """A command that ended without a result. Its own error is on standard error."""
 
 
-def command(section: str, quick: bool) -> str:
+def command(section: str, quick: bool, timeout: float | None = None) -> str:
     """The command that measures a section, as it would be typed after `shardiff`."""
+    patience = [] if timeout is None else [f"--timeout {timeout:g}"]
     if section != "diff":
-        return (QUICK if quick else FULL)[section]
+        return " ".join([(QUICK if quick else FULL)[section], *patience])
     layers = 4 if quick else 8  # a stage of a pipeline has at least one
-    return " ".join(["diff", *STRATEGIES, f"--layers {layers}", *(f"--target {target}" for target in targets(quick))])
+    parts = ["diff", *STRATEGIES, *patience, f"--layers {layers}"]
+    return " ".join([*parts, *(f"--target {target}" for target in targets(quick))])
 
 
 def targets(quick: bool) -> list[str]:
@@ -114,10 +126,10 @@ def diffs(line: str) -> Document:
 
 def output(line: str, *rest: str) -> str:
     """What `shardiff LINE --json` prints; its progress and errors go where ours go."""
-    command = [sys.executable, "-P", "-m", "benchmarks.cli", *line.split(), *rest, "--json"]
+    command = [sys.executable, "-P", "-c", COMMAND, *line.split(), *rest, "--json"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         try:
-            printed, _ = process.communicate()
+            printed = wait(process)
         except BaseException:  # Ctrl-C reaches both; whoever stops us alone must not leave the command behind
             for end in (process.terminate, process.kill):
                 with suppress(subprocess.TimeoutExpired):
@@ -130,3 +142,18 @@ def output(line: str, *rest: str) -> str:
     if process.returncode not in (0, 1):
         raise Failed(f"shardiff {line} ended with status {process.returncode}")
     return printed
+
+
+def wait(process: subprocess.Popen[str]) -> str:
+    """What a command prints until it ends. It knows when its ranks are stuck; one that is stopped itself is ended."""
+    stopped = 0
+    while True:
+        try:
+            return process.communicate(timeout=1)[0]
+        except subprocess.TimeoutExpired:
+            with suppress(psutil.Error):  # counted, not timed: Ctrl-Z stops both, and then nobody counts
+                is_stopped = psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+                stopped = stopped + 1 if is_stopped else 0
+            if stopped > STOPPED:
+                print("shardiff: the command is stopped, and is ended", file=sys.stderr)
+                process.kill()
