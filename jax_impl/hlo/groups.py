@@ -45,7 +45,7 @@ def device_groups(value: str, mode: str, replicas: int, partitions: int) -> tupl
         mode = "flattened_id"  # such ids can be no replicas (no partitions): the text has not told its device counts
     if mode == "cross_replica_and_partition":
         size *= partitions
-    if listed is None or size * len(listed) * max(replicas, partitions) > MAX_IDS:
+    if listed is None or size * len(listed) * copies(mode, replicas, partitions) > MAX_IDS:
         return None, size
     return spread(listed, mode, replicas, partitions), size
 
@@ -59,6 +59,11 @@ def spread(groups: Groups, mode: str, replicas: int, partitions: int) -> Groups:
     if mode == "cross_replica_and_partition":
         return tuple(tuple(r * partitions + p for r in group for p in range(partitions)) for group in groups)
     return groups
+
+
+def copies(mode: str, replicas: int, partitions: int) -> int:
+    """How many groups `spread` makes of one."""
+    return {"cross_replica": partitions, "cross_partition": replicas}.get(mode, 1)
 
 
 def parse_groups(value: str) -> tuple[Groups | None, int]:
@@ -178,6 +183,6 @@ def device_edges(value: str, mode: str, replicas: int, partitions: int) -> tuple
     scope = replicas if mode == "cross_replica" else partitions
     if pairs and max(map(max, pairs)) >= scope:
         mode = "flattened_id"
-    if len(pairs) * max(replicas, partitions) > MAX_IDS:
+    if 2 * len(pairs) * copies(mode, replicas, partitions) > MAX_IDS:
         return None
     return tuple((source, target) for source, target in spread(pairs, mode, replicas, partitions))
