@@ -293,6 +293,31 @@ def test_copies_of_one_collective_in_async_collective_fusions_are_one() -> None:
     ]
 
 
+def test_copies_are_of_one_collective_only_within_a_computation() -> None:
+    """A fusion in a fusion is part of the computation around both; another computation has another collective."""
+    gather = f'all-gather(%x), {ALL}, dimensions={{0}}, frontend_attributes={{chain_id="3"}}'
+    text = ""
+    for part in ("a", "b"):
+        for copy in (0, 1):
+            text += f"""%inner.{part}{copy} (x: f32[8]) -> f32[64] {{
+              %x = f32[8] parameter(0)
+              ROOT %ag.{part}{copy} = f32[64] {gather}
+            }}
+            %outer.{part}{copy} (x: f32[8]) -> f32[64] {{
+              %x = f32[8] parameter(0)
+              ROOT %f = f32[64] fusion(%x), kind=kLoop, calls=%inner.{part}{copy}
+            }}
+            """
+        text += f"""%part.{part} (x: f32[8]) -> f32[64] {{
+          %x = f32[8] parameter(0)
+          %f0 = f32[64] fusion(%x), kind=kCustom, calls=%outer.{part}0
+          ROOT %f1 = f32[64] fusion(%x), kind=kCustom, calls=%outer.{part}1
+        }}
+        """
+    calls = "%c = f32[64] call(%p), to_apply=%part.a\n%d = f32[64] call(%p), to_apply=%part.b"
+    assert [record.name for record in valid(module(calls, text)).collectives] == ["ag.a0", "ag.b0"]
+
+
 def test_only_a_custom_fusion_named_all_reduce_scatter_is_a_reduce_scatter() -> None:
     inside = f"""%all-reduce-scatter.1 (x: f32[8]) -> f32[1] {{
       %x = f32[8] parameter(0)
@@ -328,6 +353,16 @@ def test_two_pairs_of_send_and_receive_on_one_channel_are_two_permutes() -> None
 
 def test_transfers_to_and_from_the_host_are_no_collectives() -> None:
     assert valid(module(transfers("", 1, extra=", is_host_transfer=true"))).collectives == []
+    named = ', frontend_attributes={_xla_host_transfer_handler_name="h"}'
+    assert valid(module(transfers("", 1, extra=named))).collectives == []
+    assert [r.edges for r in valid(module(transfers("", 1, extra=", is_host_transfer=false"))).collectives] == [None]
+
+
+def test_a_send_and_a_receive_on_two_channels_are_two_permutes() -> None:
+    text = transfers("{{0,1}}", 1).replace("    ", "").splitlines()
+    text = [line.replace("channel_id=1", "channel_id=2") if "%r" in line[:6] else line for line in text]
+    found = valid(module("\n".join(text))).collectives
+    assert [record.name for record in found] == ["recv", "send"] and {record.is_async for record in found} == {True}
 
 
 def test_a_receive_whose_send_is_in_another_program_still_counts() -> None:

@@ -55,6 +55,7 @@ def test_activations_by_hand(strategy, implementation, dtype):
     run = Run(implementation, strategy, len(want), Problem(batch=10, width=16, layers=6, dtype=dtype))
     e, c = BYTES[dtype], {"float64": 8, "float32": 4, "bfloat16": 4}[dtype]
     assert [held.activations for held in memory(run)] == [16 * (rows * e + losses * c) for rows, losses in want]
+    assert {type(held.activations) for held in memory(run)} == {int}
 
 
 def test_memory_is_told_by_name():
