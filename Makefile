@@ -4,7 +4,7 @@ EXTRAS ?= compilers,dev
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRAS)
 
-.PHONY: install demo test lint format mutants clean
+.PHONY: install demo test coverage long lint format mutants clean
 
 install: $(STAMP)
 	@:
@@ -21,7 +21,13 @@ demo: install
 	@$(BIN)/shardiff report --quick
 
 test: install
-	@$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8
+
+coverage: install
+	@$(BIN)/python -m shared_tests.covered
+
+long: install
+	@$(BIN)/python -m shared_tests.long_runs
 
 mutants: install
 	@$(BIN)/python -m shared_tests.mutants

@@ -6,8 +6,10 @@ An implementation that cannot be loaded makes its tests errors; only `-m gpu` te
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from benchmarks.machine import num_gpus
 from contract import reference
 from contract.strategy import Run, RunResult
 from jax_impl import devices
+from shared_tests import leftovers
 from shared_tests.quick import quick_compilation
 from torch_impl.launch import Workers, workers
 
@@ -98,18 +101,62 @@ def execute_on_gpu() -> Iterator[Execute]:
         yield result
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none. A GPU that a framework cannot use is no reason to skip.
+# The groups that take longest, as measured: pytest-xdist begins with them, so that no worker ends with one alone.
+LONGEST = (
+    "test_equivalence-pipeline_parallel",
+    "test_mutants",
+    "test_equivalence-data_parallel",
+    "test_trace_script",
+    "test_diff",
+    "test_equivalence-tensor_parallel",
+    "test_equivalence-megatron_tensor_parallel",
+    "test_targets",
+    "test_launch",
+    "test_bench_collectives",
+    "test_bench_steps",
+    "test_bench_bubbles",
+    "test_cli",
+    "test_torchrun",
+    "test_jax_launch",
+    "test_trace",
+)
 
-    Under pytest-xdist with --dist loadgroup, tests that look at the same results go to the same process.
-    """
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The session fails if it leaves a process, a port, shared memory or a temporary file behind."""
+    config.pluginmanager.register(leftovers)
+    config.option.loadscopereorder = False  # pytest-xdist's, by number of tests, which says little here
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none. A GPU that a framework cannot use is no reason to skip."""
     if num_gpus() == 0:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="this machine has no NVIDIA GPU"))
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            params = item.callspec.params if hasattr(item, "callspec") else {}
-            strategy = getattr(params.get("run"), "strategy", params.get("strategy"))
-            group = f"{item.path.stem}-{strategy}" if item.path.stem == "test_equivalence" else item.path.stem
-            item.add_marker(pytest.mark.xdist_group(group))
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(group(item.nodeid), len(LONGEST)))
+
+
+def group(nodeid: str) -> str:
+    """A file's tests are a group, but for those of equivalence, which are one for each strategy."""
+    name, _, case = nodeid.partition("::")
+    if (stem := Path(name).stem) != "test_equivalence":
+        return stem
+    strategy = re.search(r"single_device|(data|(megatron_)?tensor|pipeline)_parallel", case.partition("[")[2])
+    return f"{stem}-{strategy[0] if strategy else 'pipeline_parallel'}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests that look at the same results go to the same process.
+
+    pytest-xdist's own way, the mark xdist_group, is without effect since pytest 9.2, whose node ids it cannot change.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group(nodeid)
+
+    return Groups(config, log)

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from contract.strategy import AXES, Run
 from shared_tests.edited import Edit, put_in_place
+from shared_tests.looks import Look, looking
 
 
 def train_edited(device: torch.device, run: Run, module: str, edits: Sequence[Edit]) -> Any:
@@ -28,6 +29,14 @@ def train_with_buckets(device: torch.device, run: Run, limit: int) -> Any:
 
     data_parallel.make_buckets = functools.partial(data_parallel.make_buckets, limit=limit)
     return train.train(device, run)
+
+
+def train_looking(device: torch.device, run: Run, every: int) -> tuple[Any, list[Look]]:
+    """`torch_impl.train.train`, and what this rank held before every `every`th step."""
+    from torch_impl import train
+
+    with looking(train, every) as looks:
+        return train.train(device, run), looks
 
 
 def loss_alone(device: torch.device, run: Run) -> float:

@@ -1,0 +1,71 @@
+"""A plugin of coverage: a process that another is about to kill saves first what it has run.
+
+Ranks are ended with SIGKILL, in the normal course of things too, and what they have run would be lost. So before the
+signal goes out, its target is asked to save, with a signal that its own copy of this plugin handles, and waited for
+until a file says that it has. One that is stopped, or held in a library, does not answer, and is killed a second later.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from coverage import Coverage
+
+DEADLY = (signal.SIGKILL, signal.SIGABRT, signal.SIGTERM)
+SAVE = signal.SIGUSR2
+PATIENCE = 1  # seconds
+
+
+def coverage_init(register: Any, options: Any) -> None:
+    """Called by coverage in every process that it measures, and again in every fork."""
+    with suppress(ValueError):  # not the main thread
+        signal.signal(SAVE, save)
+    if not hasattr(os.kill, "kills"):
+        os.kill = saving_first(os.kill)
+
+
+def saving_first(kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """os.kill, which Popen.kill and psutil call as well."""
+
+    def kill_saved(pid: int, number: int) -> None:
+        if number in DEADLY and (pid == os.getpid() or handles_save(pid)):
+            said(pid).unlink(missing_ok=True)
+            with suppress(OSError):
+                kill(pid, SAVE)
+            end = time.monotonic() + PATIENCE
+            while not said(pid).exists() and time.monotonic() < end:
+                time.sleep(0.002)
+            said(pid).unlink(missing_ok=True)
+        kill(pid, number)
+
+    kill_saved.kills = kill
+    return kill_saved
+
+
+def save(*signal_and_frame: Any) -> None:
+    """Write what this process has run so far, and say so."""
+    with suppress(Exception):
+        if current := Coverage.current():
+            current.save()
+    with suppress(OSError):
+        said(os.getpid()).touch()
+
+
+def said(pid: int) -> Path:
+    """The file that says that a process has saved."""
+    return Path(os.environ["SHARDIFF_COVERAGE"], f"saved-{pid}")
+
+
+def handles_save(pid: int) -> bool:
+    """Whether a process has this plugin's handler, and runs: the signal would end another, or not be seen."""
+    try:
+        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    except (OSError, ValueError):
+        return False
+    return int(status["SigCgt"], 16) >> (SAVE - 1) & 1 == 1 and status["State"][0] in "RSD"

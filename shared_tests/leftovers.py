@@ -1,0 +1,109 @@
+"""A pytest plugin: the suite leaves nothing behind, or the session fails and says what.
+
+Every process that a session starts, at any remove, inherits a mark in its environment, and a directory for temporary
+files of this session's own. After the session no process with the mark may be alive, nothing named shardiff-* may be
+in the directory (libraries do leave logs there), and no entry of /dev/shm may be new that no process uses. A listening
+port belongs to a process, so the first covers it; pytest itself, which stays, must not listen either. Other sessions at
+the same time are not looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+MARK = "SHARDIFF_SUITE"  # a path: a session started by a test of another has that one's mark in front of its own
+PATIENCE = 10  # seconds for what ends by itself once its parent has gone
+SHM = Path("/dev/shm")
+
+
+class Leftovers:
+    """Of the session whose first process this is."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.mark = f"{os.environ.get(MARK, '')}/{os.getpid()}-{time.time_ns()}"
+        self.shared = shm()
+        self.before = {name: os.environ.get(name) for name in (MARK, "TMPDIR", "PYTEST_DEBUG_TEMPROOT")}
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest keeps what tests wrote
+        self.directory = Path(tempfile.mkdtemp(prefix="shardiff-suite-"))
+        self.outside, tempfile.tempdir = tempfile.tempdir, None
+        os.environ.update({MARK: self.mark, "TMPDIR": str(self.directory)})
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """After the fixtures have ended theirs, and xdist its workers."""
+        end = time.monotonic() + PATIENCE
+        while (found := self.look()) and time.monotonic() < end:
+            time.sleep(0.1)
+        self.found = found
+        shutil.rmtree(self.directory, ignore_errors=True)
+        tempfile.tempdir = self.outside
+        for name, value in self.before.items():
+            os.environ.pop(name)
+            os.environ.update({name: value} if value is not None else {})
+        if self.found:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.found:
+            terminalreporter.section("left behind by the suite", red=True)
+            terminalreporter.write("".join(f"{line}\n" for line in self.found))
+
+    def look(self) -> list[str]:
+        """A line for each thing that should not be there."""
+        lines = [f"process {process.pid}: {command(process)}" for process in marked(self.mark)]
+        lines += [f"temporary file {path}" for path in sorted(self.directory.glob("shardiff-*"))]
+        lines += [f"shared memory {path}" for path in sorted(unused(shm() - self.shared))]
+        return lines + [f"listening at {address}" for address in listening()]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # those of xdist belong to the session that started them
+        config.pluginmanager.register(Leftovers(), "leftovers of this session")
+
+
+def marked(mark: str) -> Iterator[psutil.Process]:
+    """Processes but this one that are alive and have the mark, which those that they forked have too."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(MARK, "").startswith(mark):
+                yield process
+
+
+def command(process: psutil.Process) -> str:
+    """What the process runs, in a line; its name where it is gone."""
+    with suppress(psutil.Error):
+        return " ".join(" ".join(process.cmdline()).split())[:200] or process.name()
+    return "(gone)"
+
+
+def shm() -> set[Path]:
+    """The entries of /dev/shm, where there is one."""
+    return set(SHM.iterdir()) if SHM.is_dir() else set()
+
+
+def unused(paths: set[Path]) -> set[Path]:
+    """Those that no process has open or mapped."""
+    if not paths:
+        return set()
+    used: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            used |= {line.split(maxsplit=5)[-1] for line in (process / "maps").read_text().splitlines()}
+            used |= {os.readlink(entry) for entry in (process / "fd").iterdir()}
+    return {path for path in paths if str(path) not in used}
+
+
+def listening() -> list[str]:
+    """Where this process listens."""
+    connections = psutil.Process().net_connections("inet")
+    return [f"{c.laddr.ip}:{c.laddr.port}" for c in connections if c.status == psutil.CONN_LISTEN]
