@@ -266,14 +266,29 @@ def trace(
     nproc: Annotated[
         int | None, typer.Option(metavar="N", help="Processes, started as torchrun would. 1 by default.")
     ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare every call over ranks before it blocks; stop where they disagree.")
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="With --verify, how long a rank may keep others waiting: 30 by default. "
+            "Without, how long no rank may make a call: without a limit by default.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON; the script's output goes to stderr.")] = False,
 ) -> None:
-    """Run any torch script and show what its ranks send: every call, merged over ranks, by phase and source line."""
+    """Run any torch script and show what its ranks send: every call, merged over ranks, by phase and source line.
+
+    Exit status: the script's own; if that is 0, then 1 where ranks disagree or wait for each other, 3 where one was
+    stuck for longer than --timeout.
+    """
     from benchmarks import trace_script
 
-    if problem := trace_script.refusal(script, nproc):
+    if problem := trace_script.refusal(script, nproc, verify, timeout):
         refuse(problem)
-    raise typer.Exit(trace_script.show(script, arguments or [], nproc, json))
+    raise typer.Exit(trace_script.show(script, arguments or [], nproc, json, verify, timeout))
 
 
 if __name__ == "__main__":

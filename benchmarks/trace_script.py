@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.diff_view import size
-from benchmarks.machine import cores
+from benchmarks.script_processes import Launch, run
 from contract.communication import PHASES, Record, totals
-from torch_impl.trace_calls import Call, ranks_text
+from torch_impl.trace_calls import Call, last_of, ranks_text
 from torch_impl.trace_merge import MismatchError, collapse, merge
+from torch_impl.verify import Verdict
+from torch_impl.verify_link import serve
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-GRACE = 10.0  # seconds that the other processes have to end when one has failed
+STATUS = {"mismatch": 1, "deadlock": 1, "stuck": 3}
 
 
-def refusal(script: Path, nproc: int | None) -> str | None:
+def refusal(script: Path, nproc: int | None, verify: bool = False, timeout: float | None = None) -> str | None:
     """Why this cannot be traced, in one line; None if it can."""
     if nproc is not None and nproc < 1:
         return f"nproc must be at least 1, got {nproc}"
@@ -42,6 +42,10 @@ def refusal(script: Path, nproc: int | None) -> str | None:
         return "RANK is set, but not by torchrun: unset it, or start shardiff by torchrun"
     if under_torchrun() and nproc not in (None, int(os.environ["WORLD_SIZE"])):
         return f"torchrun has started {os.environ['WORLD_SIZE']} processes already, so nproc cannot be {nproc}"
+    if timeout is not None and not 0 < timeout < math.inf:
+        return f"timeout must be a number of seconds above 0, got {timeout}"
+    if verify and under_torchrun() and os.environ["WORLD_SIZE"] != os.environ.get("LOCAL_WORLD_SIZE"):
+        return "verify needs all processes on one machine, and torchrun has others elsewhere"
     return None
 
 
@@ -50,25 +54,44 @@ def under_torchrun() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "RANK" in os.environ
 
 
-def show(script: Path, arguments: Sequence[str], nproc: int | None, as_json: bool) -> int:
-    """Run, print, and return the exit status: the script's; 1 if the ranks disagree; 130 or 143 if interrupted.
+def show(
+    script: Path, arguments: Sequence[str], nproc: int | None, as_json: bool, verify: bool, timeout: float | None
+) -> int:
+    """Run, print, and return the exit status: the script's; 1 if the ranks disagree; 3 if they were stuck; 130 or 143
+    if interrupted.
 
-    Under torchrun each process runs its rank of the script, and rank 0 prints for all.
+    verify: every call, before it blocks. timeout: seconds that a rank may keep others waiting, by default 30; without
+    verify, seconds without a call of any rank, by default any number. Under torchrun each process runs its rank of the
+    script, and rank 0 prints for all.
     """
     joined = under_torchrun()
     num_ranks = int(os.environ["WORLD_SIZE"]) if joined else nproc or 1
-    with tempfile.TemporaryDirectory(prefix="shardiff-", ignore_cleanup_errors=True) as directory:
-        status = run(script, arguments, None if joined else num_ranks, directory, as_json)
-        ranks = read(Path(directory))
-    if joined:
+    speaks = not joined or os.environ["RANK"] == "0"
+    address, server = "", None
+    with ExitStack() as stack:
+        short = None if len(os.fsencode(tempfile.gettempdir())) < 70 else "/tmp"  # what fits into a socket's address
+        directory = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="shardiff-", dir=short, ignore_cleanup_errors=True)
+        )
+        if verify and speaks:
+            address = str(Path(directory, "verifier"))
+            server = stack.enter_context(serve(address, num_ranks, timeout or 30))
+        if verify and joined:
+            address = shared(address)
+        launch = Launch(script, arguments, None if joined else num_ranks, directory, address, as_json)
+        status, verdict = run(launch, server or Silence(Path(directory), math.inf if verify else timeout or math.inf))
+        ranks = server.verifier.ranks() if server else read(Path(directory))
+    if joined and not verify:
         ranks = exchange(ranks, num_ranks)
-    if ranks is None:
+    if not speaks or ranks is None:
         return status
     ranks += [[] for _ in range(num_ranks - len(ranks))]
     try:
         records, disagreements = merge(ranks), []
     except MismatchError as error:
         records, disagreements = error.records, error.disagreements
+    if verdict:  # calls that had no time to be made are no disagreement
+        disagreements = [verdict.text]
     records = collapse(records)
     program = shlex.join([str(script), *arguments])
     if as_json:
@@ -82,109 +105,32 @@ def show(script: Path, arguments: Sequence[str], nproc: int | None, as_json: boo
         print(json.dumps(document, indent=2))
     else:
         view(program, len(ranks), records, disagreements)
-    return status or (1 if disagreements else 0)
+    return status or (STATUS[verdict.kind] if verdict else 1 if disagreements else 0)
 
 
-def run(script: Path, arguments: Sequence[str], nproc: int | None, directory: str, as_json: bool) -> int:
-    """Run the script to its end in nproc processes, or in one with the environment as it is if nproc is None.
+class Silence:
+    """Looks on as files grow in a directory, and says so when none has for `timeout` seconds."""
 
-    Each notes its calls in `directory`. Returns the status of the first process to fail, else 0; 130 or 143 if ended
-    by SIGINT or SIGTERM. as_json: standard output is taken, so the script's goes to standard error.
-    """
-    root = str(Path(__file__).parents[1])
-    code = f"import sys; sys.path.insert(0, {root!r}); from torch_impl.trace_process import main; main()"
-    command = [sys.executable, "-c", code, directory]
-    processes: list[subprocess.Popen[bytes]] = []
-    ended: list[int] = []
+    def __init__(self, directory: Path, timeout: float) -> None:
+        self.directory, self.timeout = directory, timeout
+        self.sizes, self.since = {}, math.inf
 
-    def interrupt(signum: int, frame: object) -> None:
-        ended.append(signum)
-        raise KeyboardInterrupt
+    def step(self, patience: float) -> Verdict | None:
+        time.sleep(patience)
+        if self.timeout == math.inf:
+            return None
+        now, sizes = time.monotonic(), {path: path.stat().st_size for path in self.directory.iterdir()}
+        if sizes != self.sizes:
+            self.sizes, self.since = sizes, now
+        if now - self.since <= self.timeout:
+            return None
+        ranks = read(self.directory)
+        texts = [f"rank {rank} (its last: {last_of(ranks, rank)})" for rank in range(len(ranks))]
+        text = "; ".join([f"stuck: no call of any rank for {self.timeout:g} s", *texts])
+        return Verdict("stuck", text, running=tuple(map(str, self.directory.glob("*.stack"))))
 
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        with store_socket(nproc) as (fd, port):
-            for rank in range(nproc or 1):
-                fds = () if rank or fd < 0 else (fd,)
-                processes.append(
-                    subprocess.Popen(
-                        [*command, str(*fds or (-1,)), str(script), *arguments],
-                        env=os.environ if nproc is None else os.environ | environment(rank, nproc, port),
-                        stdin=None if nproc == 1 else subprocess.DEVNULL,
-                        stdout=sys.stderr if as_json else None,
-                        pass_fds=fds,
-                        start_new_session=True,  # Ctrl-C comes here only, and what a rank starts can be ended
-                    )
-                )
-        return wait(processes)
-    except KeyboardInterrupt:
-        return 128 + (signal.SIGTERM if ended else signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        end(processes)
-
-
-@contextmanager
-def store_socket(nproc: int | None) -> Iterator[tuple[int, int]]:
-    """The file descriptor and port of a socket for the ranks' store: on loopback only, and no one can take the port."""
-    if nproc is None:
-        yield -1, 0
-        return
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
-        yield server.fileno(), server.getsockname()[1]
-
-
-def environment(rank: int, nproc: int, port: int) -> dict[str, str]:
-    """What torchrun sets (pytorch.org/docs/stable/elastic/run.html), and loopback for what the ranks send."""
-    loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
-    variables: dict[str, Any] = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": nproc,
-        "LOCAL_WORLD_SIZE": nproc,
-        "GROUP_RANK": 0,
-        "GROUP_WORLD_SIZE": 1,
-        "ROLE_RANK": rank,
-        "ROLE_WORLD_SIZE": nproc,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
-        "TORCHELASTIC_RUN_ID": "shardiff",
-        "TORCHELASTIC_USE_AGENT_STORE": True,
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", max(1, cores() // nproc)),
-        **{f"{backend}_SOCKET_IFNAME": name for name in loopback for backend in ("GLOO", "NCCL")},
-    }
-    return {name: str(value) for name, value in variables.items()}
-
-
-def wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait until all have ended, but not long once one has failed. Its status, after saying which it was; else 0."""
-    status, deadline = 0, float("inf")
-    while time.monotonic() < deadline:
-        running = [process for process in processes if process.poll() is None]
-        failed = [(rank, process.returncode) for rank, process in enumerate(processes) if process.returncode]
-        if failed and not status:
-            rank, code = failed[0]
-            status, deadline = code if code > 0 else 128 - code, time.monotonic() + GRACE
-            how = f"with status {code}" if code > 0 else f"by signal {signal.Signals(-code).name}"
-            print(f"shardiff: the script ended {how} on rank {rank}", file=sys.stderr)
-        if not running:
-            break
-        time.sleep(0.02)
-    return status
-
-
-def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End those that still run, with what they started."""
-    running = [process for process in processes if process.poll() is None]
-    for kind, patience in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 10.0)):
-        for process in running:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, kind)
-        for process in running:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(patience)
+    def idle(self) -> bool:
+        return True
 
 
 def read(directory: Path) -> list[list[Call]]:
@@ -200,15 +146,30 @@ def read(directory: Path) -> list[list[Call]]:
     return [ranks.get(rank, []) for rank in range(max(ranks, default=-1) + 1)]
 
 
+def torchruns_store(seconds: float) -> Any:
+    """The store that all of torchrun's processes can reach; it waits so long for what is not there."""
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(address, port, is_master=False, timeout=timedelta(seconds=seconds))
+
+
+def shared(address: str) -> str:
+    """Under torchrun: the verifier's address, which rank 0 has and gives to all."""
+    store = torchruns_store(60)
+    if address:
+        store.set("shardiff/verifier", address)
+    return store.get("shardiff/verifier").decode()
+
+
 def exchange(mine: Sequence[Sequence[Call]], num_ranks: int, seconds: float = 60) -> list[list[Call]] | None:
     """Under torchrun: on rank 0 the calls of all ranks, by way of torchrun's store; on the others None.
 
     A rank whose calls do not come within this time is said to be missing, and has none.
     """
-    from torch.distributed import DistStoreError, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    from torch.distributed import DistStoreError  # pyright: ignore[reportPrivateImportUsage]
 
-    rank, address, port = int(os.environ["RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = TCPStore(address, port, is_master=False, timeout=timedelta(seconds=seconds))
+    rank, store = int(os.environ["RANK"]), torchruns_store(seconds)
     store.set(f"shardiff/{rank}", json.dumps([call.to_json() for calls in mine for call in calls]))
     if rank:
         return None

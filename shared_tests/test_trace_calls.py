@@ -174,7 +174,7 @@ def test_coalesced_calls_have_parts(calls_made: list[dict[str, list[Call]]]) -> 
 
 
 def test_a_batch_that_nccl_coalesces_is_waited_for_by_its_one_work() -> None:
-    tracer = _Tracer(None, lambda call: None)
+    tracer = _Tracer(None, lambda call: None, lambda position: None)
     fields: dict[str, Any] = {"ranks": (0, 1), "peer": 1, "is_async": True}
     tracer.batch_begins()
     tracer.expect(None, [tracer.add(Call(0, op, **fields)) for op in ("send", "recv", "recv")])

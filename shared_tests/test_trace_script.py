@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from benchmarks import cli, trace_script
-from benchmarks.trace_script import environment, group_text, read
+from benchmarks.script_processes import Launch, Watch, environment
+from benchmarks.trace_script import group_text, read
 from contract.communication import OPS, Record, record, totals
 from torch_impl.trace_calls import Call
 
@@ -69,16 +70,44 @@ if dist.get_rank() == 1:
 threading.Timer(1, lambda: print("hangs", os.getpid(), file=sys.stderr, flush=True)).start()
 dist.all_reduce(torch.ones(4))
 """
-
+DISAGREES = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.broadcast(torch.ones(4), 0)
+if dist.get_rank() == 0:
+    dist.all_reduce(torch.ones(4))
+else:
+    dist.all_reduce(torch.ones(4), op=dist.ReduceOp.MAX)
+print("went on")
+"""
+THINKS = """
+import os, socket, time
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+def think():
+    time.sleep(600)
+def rank_main(rank, port):
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    dist.barrier()
+    if rank == 1:
+        think()
+    dist.all_reduce(torch.ones(4))
+with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]
+mp.start_processes(rank_main, (port,), nprocs=2, start_method="fork")
+"""
 
 Finished = dict[str, subprocess.CompletedProcess[str]]
 TRACE = [sys.executable, "-m", "benchmarks.cli", "trace"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", *TRACE[2:]]
+# Those that are expected to be sound are verified too: it must find nothing, and change nothing.
 COMMANDS = {
     "trains": ([*TRACE, "--nproc", "2", "--json", "train.py", "--steps", "3"], TRAINS),
-    "torchrun": ([*TORCHRUN, "--json", "train.py", "--steps", "3"], TRAINS),
+    "torchrun": ([*TORCHRUN, "--verify", "--json", "train.py", "--steps", "3"], TRAINS),
     "fails": ([*TRACE, "--nproc", "2", "--json", "train.py"], FAILS),
-    "spawns": ([*TRACE, "--json", "train.py"], SPAWNS),
+    "spawns": ([*TRACE, "--verify", "--json", "train.py"], SPAWNS),
+    "disagrees": ([*TRACE, "--nproc", "2", "--verify", "--json", "train.py"], DISAGREES),
+    "thinks": ([*TRACE, "--verify", "--timeout", "2", "train.py"], THINKS),
+    "is silent": ([*TRACE, "--timeout", "2", "train.py"], THINKS),
 }
 
 
@@ -86,7 +115,8 @@ def start(command: list[str], text: str, directory: Path) -> subprocess.Popen[st
     """Start a command in a directory with this script train.py, and a module that it imports."""
     directory.joinpath("train.py").write_text(text)
     directory.joinpath("sizes.py").write_text("size = 4\n")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    directory.joinpath("tmp").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TMPDIR": str(directory / "tmp")}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=directory, env=environment, stdout=pipe, stderr=pipe, text=True)
 
@@ -94,7 +124,8 @@ def start(command: list[str], text: str, directory: Path) -> subprocess.Popen[st
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """All commands, run at the same time, as users may run several."""
-    started = {name: start(*given, tmp_path_factory.mktemp(name)) for name, given in COMMANDS.items()}
+    directories = {name: tmp_path_factory.mktemp(name.replace(" ", "_")) for name in COMMANDS}
+    started = {name: start(*given, directories[name]) for name, given in COMMANDS.items()}
     ended = {}
     for name, process in started.items():
         try:
@@ -104,6 +135,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
             out, err = process.communicate()
         ended[name] = subprocess.CompletedProcess(process.args, process.returncode, out, err)
     return ended
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_process_or_file_is_left(name: str, finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.getbasetemp() / f"{name.replace(' ', '_')}0"
+    assert directory.joinpath("train.py").exists() and not list(directory.glob("tmp/shardiff-*"))
+    here = [process.info for process in psutil.process_iter(["pid", "cwd", "cmdline"])]
+    assert not [info for info in here if info["cwd"] == str(directory)]
 
 
 def trains(document: dict[str, Any]) -> None:
@@ -141,7 +180,7 @@ def test_a_script_that_fails_keeps_its_status_and_what_it_sent(finished: Finishe
     document = json.loads(done.stdout)
     assert [(fields["op"], fields["source"]) for fields in document["records"]] == [("all_reduce", "train.py:5")]
     assert document["disagreements"] == [
-        "group 0 (ranks 0, 1), call 3: rank 0: all_reduce float32 16 B [4] at train.py:9; "
+        "group 0 (ranks 0, 1), call 3: rank 0: all_reduce(sum) float32 16 B [4] at train.py:9; "
         "rank 1: no such call (its last: barrier at train.py:6)"
     ]
 
@@ -156,6 +195,40 @@ def test_processes_that_a_script_starts_are_traced(finished: Finished) -> None:
     ]
 
 
+def test_a_call_that_does_not_fit_is_stopped_and_named_in_the_same_json(finished: Finished) -> None:
+    done = finished["disagrees"]
+    assert done.returncode == 1, done.stderr
+    document = json.loads(done.stdout)
+    assert list(document) == ["program", "ranks", "records", "totals", "disagreements"]
+    assert [(f["op"], f["source"]) for f in document["records"]] == [("broadcast", "train.py:4")]
+    assert document["disagreements"] == [
+        "group 0 (ranks 0, 1), call 2: rank 0: all_reduce(sum) float32 16 B [4] at train.py:6; "
+        "rank 1: all_reduce(max) float32 16 B [4] at train.py:8"
+    ]
+    assert "went on" not in done.stderr
+
+
+def test_a_rank_that_does_not_come_is_named_with_its_stack(finished: Finished) -> None:
+    done = finished["thinks"]
+    assert done.returncode == 3, done.stderr
+    assert (
+        "stuck for 2 s: rank 0 waits in group 0 (ranks 0, 1), call 2: all_reduce(sum) float32 16 B [4] at train.py:11; "
+        "rank 1 does not come (its last: barrier at train.py:8)" in done.stdout
+    )
+    assert done.stderr.count("is at:") == 1, "of those that others wait for"
+    assert 'train.py", line 5 in think' in done.stderr and "line 10 in rank_main" in done.stderr
+
+
+def test_without_verify_silence_is_reported_with_all_stacks(finished: Finished) -> None:
+    done = finished["is silent"]
+    assert done.returncode == 3, done.stderr
+    assert (
+        "stuck: no call of any rank for 2 s; rank 0 (its last: all_reduce(sum) float32 16 B [4] at train.py:11); "
+        "rank 1 (its last: barrier at train.py:8)" in done.stdout
+    )
+    assert 'train.py", line 5 in think' in done.stderr and 'train.py", line 11 in rank_main' in done.stderr
+
+
 def test_a_script_that_hangs_shows_what_it_waits_for_when_interrupted(tmp_path: Path) -> None:
     started = start([*TRACE, "--nproc", "2", "train.py"], HANGS, tmp_path)
     with started:
@@ -164,16 +237,16 @@ def test_a_script_that_hangs_shows_what_it_waits_for_when_interrupted(tmp_path: 
         started.send_signal(signal.SIGINT)
         shown, _ = started.communicate(timeout=60)
     assert started.returncode == 130
-    assert "rank 0: all_reduce float32 16 B [4] at train.py:8; rank 1: no such call (its last: none)" in shown
+    assert "rank 0: all_reduce(sum) float32 16 B [4] at train.py:8; rank 1: no such call (its last: none)" in shown
     assert not psutil.pid_exists(pid)
 
 
 def pretend(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of running a script: these calls, and status 0."""
 
-    def run(script: Path, arguments: list[str], nproc: int | None, directory: str, as_json: bool) -> int:
-        Path(directory, "1.jsonl").write_text("".join(json.dumps(call.to_json()) + "\n" for call in calls))
-        return 0
+    def run(launch: Launch, watch: Watch) -> tuple[int, None]:
+        Path(launch.directory, "1.jsonl").write_text("".join(json.dumps(call.to_json()) + "\n" for call in calls))
+        return 0, None
 
     monkeypatch.setattr(trace_script, "run", run)
     monkeypatch.chdir(Path(cli.__file__).parent)
@@ -213,6 +286,8 @@ def test_ranks_that_disagree_make_the_status_1_though_the_script_succeeds(
         (["absent.py"], "absent.py: no such file"),
         (["--nproc", "0", "cli.py"], "nproc must be at least 1, got 0"),
         (["--nproc", "two", "cli.py"], "'--nproc'"),
+        (["--timeout", "0", "cli.py"], "timeout must be a number of seconds above 0, got 0"),
+        (["--timeout", "nan", "cli.py"], "got nan"),
         (["."], ".: is a directory"),
         ([], "SCRIPT"),
     ],
@@ -234,6 +309,11 @@ def test_wrong_input_is_one_line_and_starts_nothing(
             {"RANK": "0", "WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True"},
             ["--nproc", "2", "cli.py"],
             "torchrun has started 4 processes already",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            ["--verify", "cli.py"],
+            "verify needs all processes on one machine",
         ),
     ],
 )

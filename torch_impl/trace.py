@@ -5,7 +5,7 @@
 
 All of them, those of DistributedDataParallel's C++ reducer, FSDP2 and DTensor too, go through torch's dispatcher as
 operators c10d::* or _c10d_functional::*, where a TorchDispatchMode sees them, in the backward pass as well. It does not
-see what other Python threads call, and not which reduction (sum, max) a c10d operator does.
+see what other Python threads call.
 
 `trace_run` merges the ranks of one of our strategies; `shardiff trace` those of any script.
 """
@@ -13,6 +13,7 @@ see what other Python threads call, and not which reduction (sum, max) a c10d op
 from __future__ import annotations
 
 import importlib
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -37,9 +38,9 @@ from contract.layout import names as names_of
 from contract.problem import Layer
 from contract.strategy import AXES, Run
 from torch_impl.launch import Workers, run_on_ranks
-from torch_impl.trace_calls import Call
+from torch_impl.trace_calls import MESSAGES, Call
 from torch_impl.trace_merge import merge, own_records
-from torch_impl.trace_ops import OPERATORS, calls_of, detail, short_name, tensors_in
+from torch_impl.trace_ops import OPERATORS, calls_of, detail, is_fake, short_name, tensors_in
 from torch_impl.train import make_batch, make_leaves
 
 NO_DISPATCH: Any = vars(Tensor)["__torch_dispatch__"]  # of classes that leave dispatching as it is
@@ -62,17 +63,24 @@ def trace(names: dict[str, Tensor] | None = None) -> Iterator[list[Record]]:
 
 @contextmanager
 def capture(
-    names: dict[str, Tensor] | None = None, tell: Callable[[Call], None] = lambda call: None
+    names: dict[str, Tensor] | None = None,
+    tell: Callable[[Call], None] = lambda call: None,
+    hold: Callable[[int], None] = lambda position: None,
 ) -> Iterator[list[Call]]:
-    """The calls that this process makes inside the `with`, for `merge`. tell: is given each, before it runs."""
-    tracer = _Tracer(names, tell)
+    """The calls that this process makes inside the `with`, for `merge`.
+
+    tell: is given each, before it runs. hold: is called with the position of a call before this process waits for it:
+    as it is made, or where an asynchronous one is waited for.
+    """
+    tracer = _Tracer(names, tell, hold)
     with ExitStack() as stack:
         stack.callback(register_optimizer_step_pre_hook(lambda *_: tracer.enter("update")).remove)
         stack.callback(register_optimizer_step_post_hook(lambda *_: tracer.enter("forward")).remove)
         stack.callback(register_module_forward_pre_hook(tracer.module_begins).remove)
         stack.callback(register_module_forward_hook(tracer.module_ends, always_call=True).remove)
         for name in WAITS:
-            stack.enter_context(_told(dist.Work, name, tracer.work_awaited))
+            before = None if name == "is_completed" else tracer.before_wait
+            stack.enter_context(_told(dist.Work, name, tracer.work_awaited, before))
         stack.enter_context(_told(dist.ProcessGroup, "_start_coalescing", tracer.batch_begins))
         stack.enter_context(_told(dist.ProcessGroup, "_end_coalescing", tracer.batch_ends))
         stack.enter_context(tracer)
@@ -110,14 +118,18 @@ def trace_rank(device: torch.device, run: Run) -> list[Call]:
 
 
 @contextmanager
-def _told(owner: type, name: str, tell: Callable[..., None]) -> Iterator[None]:
-    """A method that also calls tell(name, self, its result) when it is done."""
+def _told(
+    owner: type, name: str, tell: Callable[..., None], before: Callable[[Any], None] | None = None
+) -> Iterator[None]:
+    """A method that also calls before(self) when it begins, and tell(name, self, its result) when it is done."""
     original = getattr(owner, name, None)  # what is not in this version of torch needs no watching
     if original is None:
         yield
         return
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if before:
+            before(self)
         result = original(self, *args, **kwargs)
         tell(name, self, result)
         return result
@@ -132,17 +144,20 @@ def _told(owner: type, name: str, tell: Callable[..., None]) -> Iterator[None]:
 class _Tracer(TorchDispatchMode):
     """Turns operators into calls, and knows in which phase, and for which parameter or module, they run."""
 
-    def __init__(self, names: dict[str, Tensor] | None, tell: Callable[[Call], None]) -> None:
+    def __init__(
+        self, names: dict[str, Tensor] | None, tell: Callable[[Call], None], hold: Callable[[int], None]
+    ) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.tell, self.phase = tell, "forward"
+        self.pid = os.getpid()
+        self.tell, self.hold, self.phase = tell, hold, "forward"
         self.params, self.find_params = dict(names or {}), names is None
         self.paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.running: list[str] = []  # the paths of the modules that run now, outermost first
         self.unwaited: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # Work -> its calls
         self.last_work: Any = None  # kept until Python has it too: it gets the same object only while that lives
         self.batch: list[int] | None = None  # the calls that are being coalesced
-        self.unwaited_memory: dict[int, int] = {}  # functional receives, by address
+        self.unwaited_memory: dict[int, int] = {}  # what functional collectives fill, by address -> their calls
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -158,12 +173,17 @@ class _Tracer(TorchDispatchMode):
             return NotImplemented  # a DTensor, say: its own operators on plain tensors come by here later
         if func.namespace not in OPERATORS:
             return func(*args, **kwargs)
+        if short_name(func) == "wait_tensor":
+            self.memory_awaited(args[0])
         positions = [self.add(call, tensors_in(args)) for call in calls_of(func, args, kwargs)]
+        for i in positions:
+            if not self.calls[i].is_async and self.batch is None:
+                self.hold(i)
         result = func(*args, **kwargs)
         if func.namespace == "c10d":
             self.expect(result, positions)
         else:
-            self.expect_memory(func, args, positions)
+            self.expect_memory(args, result, positions)
         return result
 
     def notice(self, func: Any, args: Any) -> None:
@@ -202,6 +222,9 @@ class _Tracer(TorchDispatchMode):
 
     def add(self, call: Call, tensors: list[Tensor] | None = None) -> int:
         """Note and tell a call that is about to run. Returns its position."""
+        if self.pid != os.getpid():  # in a child that was forked from the middle of it
+            self.pid = os.getpid()
+            self.calls.clear()
         of_whom = detail(tensors or [], self.params) or next((path for path in reversed(self.running) if path), None)
         self.calls.append(replace(call, phase=self.phase, detail=of_whom))
         self.tell(self.calls[-1])
@@ -209,11 +232,7 @@ class _Tracer(TorchDispatchMode):
 
     def expect(self, result: Any, positions: list[int]) -> None:
         """Remember the Work that an operator returned, to know when it is waited for."""
-        positions = [
-            i
-            for i in positions
-            if self.calls[i].op != "send" and (self.calls[i].is_async or self.calls[i].op == "recv")
-        ]
+        positions = [i for i in positions if self.calls[i].is_async or self.calls[i].op == "recv"]
         if self.batch is not None:
             self.batch += positions
         work = result[-1] if isinstance(result, tuple | list) else result
@@ -230,6 +249,12 @@ class _Tracer(TorchDispatchMode):
             self.last_work, self.unwaited[work] = work, self.batch
         self.batch = None
 
+    def before_wait(self, work: Any) -> None:
+        """A Work is about to be waited for."""
+        for i in self.unwaited.get(work, ()):
+            if self.calls[i].is_async:
+                self.hold(i)
+
     def work_awaited(self, name: str, work: Any, result: Any) -> None:
         """A Work is done. Where a receive came from, if from anyone, is known now."""
         self.last_work = None  # not a reference longer than the program's own
@@ -237,15 +262,23 @@ class _Tracer(TorchDispatchMode):
             return
         for i in self.unwaited.pop(work, ()):
             call = self.calls[i]
+            if call.op == "send":
+                continue
             from_any = call.op == "recv" and call.peer is None
             self.add(Call(call.rank, "wait", of=i, peer=call.ranks[work._source_rank()] if from_any else None))
 
-    def expect_memory(self, func: Any, args: Any, positions: list[int]) -> None:
-        """The same for functional receives, which are waited for by their tensor."""
-        if self.unwaited_memory and short_name(func) == "wait_tensor":
-            i = self.unwaited_memory.pop(args[0].data_ptr(), None)
+    def expect_memory(self, args: Any, result: Any, positions: list[int]) -> None:
+        """The same for functional collectives, which are waited for by their tensors."""
+        messages = [i for i in positions if self.calls[i].op in MESSAGES]
+        tensors = tensors_in(args if messages else result)
+        for i, t in zip(messages or positions * len(tensors), tensors, strict=False):
+            self.unwaited_memory[t.data_ptr()] = i
+
+    def memory_awaited(self, t: Tensor) -> None:
+        """A tensor is about to be waited for, in which a functional collective's result may come."""
+        if self.unwaited_memory and not is_fake(t):
+            i = self.unwaited_memory.pop(t.data_ptr(), None)
             if i is not None:
-                self.add(Call(self.calls[i].rank, "wait", of=i))
-        for i, t in zip(positions, tensors_in(args), strict=False):
-            if self.calls[i].op == "recv":
-                self.unwaited_memory[t.data_ptr()] = i
+                self.hold(i)
+                if self.calls[i].op == "recv":
+                    self.add(Call(self.calls[i].rank, "wait", of=i))

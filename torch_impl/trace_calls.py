@@ -18,9 +18,10 @@ class Call:
     """One call of torch.distributed on one rank, or its wait for an earlier one. All ranks are global ones.
 
     rank: who calls. op: one of contract.communication.OPS, or "send", "recv", "barrier", "wait". payload_bytes: see
-    there. shapes: of the tensors that were passed. group: its name; ranks: its members. peer: root, target or source;
-    None for a receive from anyone. to, by: bytes to and from each member, where blocks can be uneven; empty means even
-    ones. parts: as a Record's. of: the position, among this rank's calls, of the call that a wait is for.
+    there. shapes: of the tensors that were passed. group: its name; ranks: its members. reduction: sum, max, ...; None
+    where nothing is reduced. peer: root, target or source; None for a receive from anyone. to, by: bytes to and from
+    each member, where blocks can be uneven; empty means even ones. parts: as a Record's. of: the position, among this
+    rank's calls, of the call that a wait is for.
     """
 
     rank: int
@@ -30,6 +31,7 @@ class Call:
     shapes: tuple[tuple[int, ...], ...] = ()
     group: str = ""
     ranks: tuple[int, ...] = ()
+    reduction: str | None = None
     peer: int | None = None
     tag: int = 0
     to: tuple[int, ...] = ()
@@ -55,6 +57,7 @@ class Call:
         return Call(**values)
 
 
+MESSAGES = ("send", "recv")
 Place = tuple[int, int]  # a call: its rank, and its position among that rank's calls
 
 
@@ -72,7 +75,7 @@ def match_collectives(ranks: Sequence[Sequence[Call]]) -> tuple[dict[Place, Oper
     places: dict[tuple[str, tuple[int, ...]], dict[int, list[Place]]] = {}
     for rank, calls in enumerate(ranks):
         for i, call in enumerate(calls):
-            if call.op not in ("send", "recv", "wait"):
+            if call.op not in (*MESSAGES, "wait"):
                 places.setdefault((call.group, call.ranks), {}).setdefault(rank, []).append((rank, i))
     found: dict[Place, Operation] = {}
     problems = []
@@ -92,25 +95,38 @@ def match_collectives(ranks: Sequence[Sequence[Call]]) -> tuple[dict[Place, Oper
 
 
 def disagreement(calls: Sequence[Call | None]) -> list[str] | None:
-    """None if the calls are one collective, else what to add to the description of each."""
-
-    def must_agree(call: Call) -> tuple[Any, ...]:
-        blocks = call.op in ("all_to_all", "all_gather")  # there the shapes may differ, but blocks must fit
-        same = call.op, call.dtype, call.peer
-        return same if call.op == "all_to_all" else (*same, call.payload_bytes, () if blocks else call.shapes)
-
+    """None if the calls, one of each rank of a group, are one collective, else what to add to each's description."""
     present = [call for call in calls if call]
-    if len(present) < len(calls) or len({must_agree(call) for call in present}) > 1:
+    if len(present) < len(calls) or any(must_agree(call) != must_agree(present[0]) for call in present):
         return [""] * len(calls)
-    if not any(call.to or call.by for call in present):
+    uneven = any(call.to or call.by for call in present)
+    if not uneven or all(blocks_fit(a, b) for i, a in enumerate(present) for b in present[i:]):
         return None
-    n = len(present)
-    even = [(call.payload_bytes // n,) * n for call in present]
-    to = [call.to or size for call, size in zip(present, even, strict=True)]
-    by = [call.by or size for call, size in zip(present, even, strict=True)]
-    if to == [tuple(column) for column in zip(*by, strict=True)]:
-        return None
-    return [f", bytes to each rank {list(a)}, from each {list(b)}" for a, b in zip(to, by, strict=True)]
+    return [f", bytes to each rank {list(to_each(call))}, from each {list(from_each(call))}" for call in present]
+
+
+def must_agree(call: Call) -> tuple[Any, ...]:
+    """What all ranks of a collective must have in common."""
+    same = call.op, call.dtype, call.reduction, call.peer, call.flags
+    if call.op == "all_to_all":  # there the shapes may differ, but blocks must fit
+        return same
+    return (*same, call.payload_bytes, () if call.op == "all_gather" else call.shapes)
+
+
+def blocks_fit(a: Call, b: Call) -> bool:
+    """Whether two ranks of a collective expect of each other what they send."""
+    i, j = a.ranks.index(a.rank), a.ranks.index(b.rank)
+    return to_each(a)[j] == from_each(b)[i] and to_each(b)[i] == from_each(a)[j]
+
+
+def to_each(call: Call) -> tuple[int, ...]:
+    """Bytes to each member of the group."""
+    return call.to or (call.payload_bytes // len(call.ranks),) * len(call.ranks)
+
+
+def from_each(call: Call) -> tuple[int, ...]:
+    """Bytes from each member of the group."""
+    return call.by or (call.payload_bytes // len(call.ranks),) * len(call.ranks)
 
 
 def match_messages(
@@ -173,8 +189,8 @@ def last_of(ranks: Sequence[Sequence[Call]], rank: int) -> str:
 
 
 def describe(call: Call) -> str:
-    """A call in a line's part: all_reduce float32 16 B [4] at train.py:3."""
-    words = [call.op]
+    """A call in a line's part: all_reduce(sum) float32 16 B [4] at train.py:3."""
+    words = [f"{call.op}({call.reduction})" if call.reduction else call.op, *call.flags]
     if call.dtype:
         words += [call.dtype, f"{call.payload_bytes:,} B", *(str(list(shape)) for shape in call.shapes)]
     if call.peer is not None:

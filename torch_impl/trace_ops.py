@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -61,7 +62,9 @@ OPERATORS = {
     "symm_mem": {},
 }
 SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan")  # no communication of their own
-OURS = [str(Path(__file__).with_name(name)) for name in ("trace.py", "trace_ops.py", "collectives.py")]
+OURS = [
+    str(Path(__file__).with_name(f"{name}.py")) for name in ("trace", "trace_ops", "collectives", "last_collective")
+]
 NOT_THE_USER = (str(Path(torch.__file__).parent), *OURS, "<frozen", "<eval_with_key>")
 WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py")
 
@@ -112,14 +115,15 @@ def call_of(space: str, name: str, bound: Mapping[str, Any]) -> Call:
         ranks=ranks,
         peer=peer,
         tag=bound.get("tag", 0),
+        reduction=reduction(bound.get("reduce_op")),
         axis=axis.removeprefix("mesh_") if axis.startswith("mesh_") and axis != "mesh_default" else None,
         # Messages have no such argument: dist.send waits, dist.isend does not. Functional collectives are waited for
         # by an operator of their own.
         is_async=bool(bound.get("async_op", bound.get("asyncOp", not functions & {"send", "recv"}))),
         source=source,
     )
-    if op == "barrier":
-        return call
+    if op == "barrier":  # a monitored one waits for all, and does not fit any other
+        return replace(call, is_async=False, flags=("monitored",)) if "monitored" in name else call
     to, by = blocks(name, bound, len(ranks))
     dtypes = {str(t.dtype).removeprefix("torch.") for t in tensors}
     parts = tuple(num_bytes(t) * (len(ranks) if once_per_rank else 1) for t in tensors)
@@ -135,6 +139,14 @@ def call_of(space: str, name: str, bound: Mapping[str, Any]) -> Call:
     )
 
 
+def reduction(value: Any) -> str | None:
+    """sum, avg, max, ...: functional collectives have it as text, the others as an object with the number of one."""
+    if value is None or isinstance(value, str):
+        return value and value.lower()
+    names = {int(member): name.lower() for name, member in dist.ReduceOp.RedOpType.__members__.items()}
+    return names.get(value.op()) if "op" in value._method_names() else None
+
+
 def blocks(name: str, bound: Mapping[str, Any], n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Bytes to and from each rank of the group where the operator says so; empty where all blocks are even."""
     if name == "alltoall":
@@ -144,18 +156,16 @@ def blocks(name: str, bound: Mapping[str, Any], n: int) -> tuple[tuple[int, ...]
         sizes = tuple(map(num_bytes, all_of_them))
         return ((num_bytes(mine),) * n, sizes) if set(sizes) != {num_bytes(mine)} else ((), ())
     if name in ("alltoall_base", "all_to_all_single"):
-        return (
-            split_bytes(bound["input"], bound["input_split_sizes"]),
-            split_bytes(bound.get("output", bound["input"]), bound["output_split_sizes"]),
-        )
+        to = split_bytes(bound["input"], bound["input_split_sizes"], n)
+        by = split_bytes(bound.get("output", bound["input"]), bound["output_split_sizes"], n)
+        return (to, by) if len({*to, *by}) > 1 else ((), ())
     return (), ()
 
 
-def split_bytes(t: Tensor, rows: Iterable[int]) -> tuple[int, ...]:
-    """The bytes of splits along the first dim."""
-    rows = list(rows)
-    width = t[0].numel() if t.ndim and len(t) else 0
-    return tuple(int(count) * width * t.element_size() for count in rows) if len(set(rows)) > 1 else ()
+def split_bytes(t: Tensor, rows: Sequence[int], n: int) -> tuple[int, ...]:
+    """The bytes of splits along the first dim, one for each of n ranks; without rows they are even."""
+    row = math.prod(t.shape[1:]) * t.element_size()
+    return tuple(int(count) * row for count in rows or [t.shape[0] // n] * n)
 
 
 def num_bytes(t: Tensor) -> int:
