@@ -4,7 +4,7 @@ EXTRAS ?= compilers,dev
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRAS)
 
-.PHONY: install demo test coverage long lint format mutants clean
+.PHONY: install demo test coverage long lint format mutants mutation clean
 
 install: $(STAMP)
 	@:
@@ -32,6 +32,9 @@ long: install
 mutants: install
 	@$(BIN)/python -m shared_tests.mutants
 
+mutation: install
+	@$(BIN)/python -m shared_tests.mutation
+
 lint: install
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -43,4 +46,4 @@ format: install
 	@$(BIN)/ruff format
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache
+	rm -rf .venv build mutants *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from benchmarks.machine import num_gpus
 from contract import reference
@@ -24,6 +24,7 @@ from shared_tests.quick import quick_compilation
 from torch_impl.launch import Workers, workers
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("unshrunk", settings.get_profile("repeatable"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("repeatable")
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch shares the GPU, where there is one

@@ -1,0 +1,59 @@
+"""Mutants that survive because they change nothing that could be told apart, and why."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Equivalent(NamedTuple):
+    """where: function, as module.function. new: a regular expression for what the mutant writes; why: in words."""
+
+    where: str
+    new: str
+    why: str
+
+
+EQUIVALENT = (
+    Equivalent(
+        "contract.cost.communication",
+        r"XXsingle_deviceXX|SINGLE_DEVICE|single_device.: lambda run: None",
+        "single_device runs on one rank, for which nothing is looked up",
+    ),
+    Equivalent("contract.layout.merge", r"np\.full\(.*None, dtype\)", "every element is written, whatever stood there"),
+    Equivalent("contract.layout.merge", r"^\s*break$", "no layout gives a rank b but not w"),
+    Equivalent("contract.reference._update", r"XXparamsXX|PARAMS", "a name that only counts as one more"),
+    Equivalent(
+        "contract.reference.normal_cdf", r"np\.fromiter", "fromiter finds out the length; float64 is its default"
+    ),
+    Equivalent("benchmarks.alignment._extras", r"left = None", "as false as 0"),
+    Equivalent(
+        "benchmarks.alignment._extras", r"Sense\(\w+, \w+\)\.rules", "what is overlooked is no matter of the sense"
+    ),
+    Equivalent("benchmarks.alignment._regrouped", r"left = None", "as false as 0"),
+    Equivalent(
+        "benchmarks.alignment._regrouped", r"and False else a\.elements", "of one type, elements add up as bytes do"
+    ),
+    Equivalent("benchmarks.alignment._regrouped", r"\] = sense", "two records are linked under one set of rules only"),
+    Equivalent("benchmarks.alignment._link", r"\] = sense", "two records are linked under one set of rules only"),
+    Equivalent("benchmarks.alignment._one_to_one", r"\(a\.left\) or True", "asked again for every candidate"),
+    Equivalent("benchmarks.alignment._sums", r"len\(chosen\) >= 1", "one alone was matched one to one before"),
+    Equivalent("benchmarks.alignment.match", r"same_edges=None|Sense\(None, same_phase\)", "as false as False"),
+    Equivalent(
+        "benchmarks.alignment.subset_with_sum",
+        r"or len\(reached\)|total - size <= target|<= 10_000|< 10001",
+        "a limit of effort: sums beyond the target lead nowhere",
+    ),
+)
+
+
+def why_equivalent(function: str, old: str, new: str) -> str | None:
+    """Why a mutant is equivalent, None if it is not. old, new: the lines of the function that it removes and adds."""
+    if old.count("strict=True") > new.count("strict=True"):
+        return "strict=True of a zip whose parts have one length by construction: it asserts what holds anyway"
+    if re.search(r"strict=False", old) and re.search(r"strict=None|, \)", new):
+        return "strict=False is zip's default"
+    for one in EQUIVALENT:
+        if one.where == function and re.search(one.new, new):
+            return one.why
+    return None

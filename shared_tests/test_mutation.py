@@ -1,0 +1,66 @@
+"""What `make mutation` makes of mutmut's answers. The run itself takes a quarter of an hour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shared_tests.mutation.__main__ import Mutant, by_module, changed_lines, judged, parse, table
+from shared_tests.mutation.equivalent import EQUIVALENT, why_equivalent
+
+RESULTS = """
+    contract.cost.x__loss__mutmut_1: killed
+    contract.cost.x__loss__mutmut_2: survived
+    jax_impl.hlo.x_count__mutmut_1: timeout
+    jax_impl.hlo.loops.x\u01c1Lookup\u01c1step__mutmut_10: survived
+    jax_impl.hlo.loops.x\u01c1Lookup\u01c1step__mutmut_11: no tests
+"""
+
+DIFF = """# contract.cost.x__loss__mutmut_2: survived
+--- contract/cost.py
++++ contract/cost.py
+@@ -1,3 +1,3 @@
+ def f(a, b):
+-    return zip(a, b, strict=True)
++    return zip(a, b, strict=False)
+"""
+
+
+def test_mutants_are_counted_by_module_and_named_by_function():
+    mutants = parse(RESULTS)
+    assert [mutant.function for mutant in mutants] == [
+        *["contract.cost._loss"] * 2,
+        "jax_impl.hlo.count",
+        *["jax_impl.hlo.loops.Lookup.step"] * 2,
+    ]
+    modules = by_module(mutants)
+    assert {name: (found["mutants"], found["survived"]) for name, found in modules.items()} == {
+        "contract.cost": (2, 1),
+        "jax_impl.hlo": (1, 0),
+        "jax_impl.hlo.loops": (2, 1),
+    }
+    shown = table(modules).splitlines()
+    assert shown[0].split() == ["mutants", "killed", "timeout", "no", "tests", "equivalent", "survived"]
+    assert shown[-1].split() == ["all", "5", "1", "1", "1", "0", "2"]
+
+
+def test_what_is_known_to_be_equivalent_is_set_apart_and_the_rest_is_shown():
+    assert changed_lines(DIFF) == ("    return zip(a, b, strict=True)", "    return zip(a, b, strict=False)")
+    other = DIFF.replace("strict=False", "strict=True, c")
+    mutants, survivors = judged(parse(RESULTS)[:3], lambda name: DIFF)
+    assert [mutant.status for mutant in mutants] == ["killed", "equivalent", "timeout"]
+    assert [bool(one["equivalent"]) for one in survivors] == [True]
+    mutants, survivors = judged([Mutant("contract.cost.x__loss__mutmut_2", "survived")], lambda name: other)
+    assert mutants[0].status == "survived" and survivors[0]["new"] == "return zip(a, b, strict=True, c)"
+
+
+def test_every_reason_is_for_a_function_that_there_is():
+    root = Path(__file__).parents[1]
+    for one in EQUIVALENT:
+        module, _, name = one.where.rpartition(".")
+        file = root / (module.replace(".", "/") + ".py")
+        if not file.exists():  # a package, or a method of a class
+            file = root / module.replace(".", "/") / "__init__.py"
+        if not file.exists():
+            file = root / (module.rpartition(".")[0].replace(".", "/") + ".py")
+        assert f"def {name}(" in file.read_text(encoding="utf-8"), one.where
+        assert one.why and why_equivalent("another.function", "x", "y") is None
