@@ -118,6 +118,27 @@ def test_ids_beyond_the_declared_devices_are_taken_as_they_stand_and_counted() -
     assert module_.num_devices == 4 and module_.collectives[0].groups == ((0, 1), (2, 3))
 
 
+@pytest.mark.parametrize(
+    ("header", "collective", "count"),
+    [
+        ("is_scheduled=true", "all-reduce(%p), replica_groups={}, to_apply=%add", 1),
+        ("num_partitions=4", "all-reduce(%p), replica_groups={}, to_apply=%add", 4),
+        ("replica_count=2, num_partitions=4", "all-reduce(%p), replica_groups={}, to_apply=%add", 8),
+        ("num_partitions=2", "all-reduce(%p), replica_groups={{0,1},{5,2}}, to_apply=%add", 6),
+        ("num_partitions=2", "collective-permute(%p), channel_id=1, source_target_pairs={{0,3},{4,1}}", 5),
+        ("num_partitions=9", "collective-permute(%p), channel_id=1, source_target_pairs={}", 9),
+    ],
+)
+def test_a_module_runs_on_the_devices_that_it_declares_and_on_those_that_it_names(header, collective, count) -> None:
+    assert read(module(f"ROOT %r = f32[8] {collective}", header=header)).num_devices == count
+
+
+def test_a_module_tells_its_name_and_its_collectives_in_the_order_of_the_text() -> None:
+    found = valid(module(reduce(ALL).replace("ROOT %r", "%b") + "\n" + reduce(ALL).replace("%r", "%a")))
+    assert (found.name, [record.name for record in found.collectives]) == ("m", ["b", "a"])
+    assert {record.computation for record in found.collectives} == {"main"}
+
+
 def test_groups_of_unequal_size_are_flagged_and_the_largest_counts() -> None:
     record = only(module(reduce(FLAT + "replica_groups={{0,1,2,3,4,5},{6,7}}")))
     assert (record.group_size, record.flags, record.wire_bytes) == (6, ("uneven_groups",), 2 * 5 * 32 // 6)
@@ -418,6 +439,61 @@ def test_a_gather_of_what_the_optimizer_computed_is_update_and_a_sum_of_gradient
 def test_phase_of_a_nameless_collective_in_a_called_computation_is_that_of_the_caller() -> None:
     text = 'ROOT %w = f32[8] call(%p), to_apply=%yes, metadata={op_name="jit(f)/transpose(jvp())/x"}'
     assert only(module(text, CHOSEN)).phase == "backward"
+
+
+JVP, TRANSPOSE = "jit(f)/jvp()/x", "jit(f)/transpose(jvp())/x"
+
+
+@pytest.mark.parametrize(
+    ("names", "phase"),
+    [
+        ((TRANSPOSE, TRANSPOSE), "backward"),
+        ((JVP, JVP), "forward"),
+        ((JVP, TRANSPOSE), "other"),
+        ((JVP, ""), "other"),
+        (("", ""), "other"),
+    ],
+)
+def test_callers_tell_a_phase_if_they_agree(names: tuple[str, str], phase: str) -> None:
+    """The nameless collective is two calls deep; what is called twice has the phase that both callers have."""
+    middle = """%middle (x: f32[8]) -> f32[8] {
+      %x = f32[8] parameter(0)
+      ROOT %c = f32[8] call(%x), to_apply=%yes
+    }"""
+    calls = "\n".join(
+        f'%w.{i} = f32[8] call(%p), to_apply=%middle, metadata={{op_name="{name}"}}' for i, name in enumerate(names)
+    )
+    record = only(module(calls, CHOSEN + middle))
+    assert (record.phase, brief(record)[3]) == (phase, (2, 2))
+
+
+READ = {  # what the nameless collective reads, and its phase
+    f'negate(%p), metadata={{op_name="{TRANSPOSE}"}}': "backward",
+    f'constant({{1,1,1,1,1,1,1,1}}), metadata={{op_name="{TRANSPOSE}"}}': "other",  # a value that others share
+    'copy(%g), metadata={op_name="jit(f)/copy"}': "backward",  # gradients moved are gradients
+    "negate(%g)": "backward",  # and so are those of which nothing is said
+    'negate(%g), metadata={op_name="jit(f)/neg"}': "update",  # arithmetic that differentiation did not write
+    'negate(%f), metadata={op_name="jit(f)/neg"}': "forward",
+    f'negate(%g), metadata={{op_name="{JVP}"}}': "forward",
+}
+
+
+@pytest.mark.parametrize("read", READ)
+def test_a_nameless_collective_has_the_phase_of_what_it_reads(read: str) -> None:
+    text = f"""%f = f32[8] negate(%p), metadata={{op_name="{JVP}"}}
+    %g = f32[8] negate(%p), metadata={{op_name="{TRANSPOSE}"}}
+    %x = f32[8] {read}
+    {reduce(ALL, operands="%x")}"""
+    assert only(module(text)).phase == READ[read]
+
+
+def test_what_reads_a_collective_tells_where_nothing_else_does_and_a_name_of_its_own_comes_first() -> None:
+    gather = f"%r = f32[64] all-gather(%p), {ALL}, dimensions={{0}}"
+    reader = '%y = f32[64] negate(%r), metadata={{op_name="{0}"}}'
+    for name, phase in ((JVP, "forward"), (TRANSPOSE, "backward"), ("jit(f)/optimizer/x", "update")):
+        assert only(module(f"{gather}\n{reader.format(name)}")).phase == phase
+    named = f'{gather}, metadata={{op_name="{TRANSPOSE}"}}\n{reader.format(JVP)}'
+    assert only(module(named)).phase == "backward"
 
 
 TABLES = """
