@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from benchmarks import profile_jax
 from contract.problem import Batch, Layer
 from contract.strategy import Run
 from jax_impl import hlo, train
+from jax_impl.hlo.work import work
 
 
 @dataclass
@@ -121,8 +122,8 @@ def block(state: State, iterations: int, warmup: int) -> dict[str, dict[str, lis
 
 def finish(state: State, profiled: int) -> dict[str, dict[str, Any]]:
     """For each contestant: the last loss; the distance of its parameters to the first contestant's; bytes held; bytes
-    that the compiler plans for temporaries; the compiled program's records; and of `profiled` steps the seconds and
-    those of exposed communication."""
+    that the compiler plans for temporaries; the compiled program's records, and its work beside them; and of `profiled`
+    steps the seconds and those of exposed communication."""
     results: dict[str, dict[str, Any]] = {}
     first = next(iter(state.contestants.values())).params
     for name, contestant in state.contestants.items():
@@ -143,6 +144,7 @@ def finish(state: State, profiled: int) -> dict[str, dict[str, Any]]:
             "optimizer_state": held(contestant.state),
             "temporaries": plan.temp_size_in_bytes if plan else None,
             "records": [record.to_json() for record in records],
+            "work": asdict(work(text)),
             "profiled": [(end - start) / 1e9 for _, start, end in spans],
             "exposed": [profile_jax.exposed(ops) / 1e9 for ops, _, _ in spans],
         }

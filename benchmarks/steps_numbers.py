@@ -76,6 +76,7 @@ def rows(run: Run, samples: Samples, finished: dict[str, list[dict[str, Any]]]) 
                 "wire_bytes_compiled": None
                 if compiled is None
                 else totals(map(Record.from_json, compiled))["wire_bytes"]["max"],
+                "work": told[0].get("work") if told else None,
                 "loss": told[0]["loss"] if told else None,
                 "difference": max(rank["difference"] for rank in told) if told else None,
             }
