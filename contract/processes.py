@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 
 ITS_TURN = "its turn"  # the phase of a rank that waits for a request: as long as all do, none is silent
 BUSY = 10  # silent processes that work are given so many times as long as idle ones
-SHARE, LEAST = (
-    0.02,
-    0.05,
-)  # of a core, and seconds of it, above which a process works; one that waits for others uses less
+LOOK = 1.0  # seconds from one look at the processes to the next
+SHARE = 0.02  # of a core, above which a process works; waiting for others takes less
+LEAST = 0.05  # seconds of it, as the clock of processes ticks in hundredths
 
 PHASE = struct.Struct("Q56s")  # number of reports, phase
 CALL = struct.Struct("QQ40s72s")  # number of the call, bytes, what is called, by or with whom
@@ -104,15 +103,16 @@ class Silence:
         self.worked: list[float] | None = None
 
     def over(self) -> bool:
-        """Whether it has lasted too long. Looks at the processes ten times in `timeout` seconds at most."""
+        """Whether it has lasted too long. Looks at the processes now and then, in the second half of `timeout`."""
         now = time.monotonic()
-        if now - self.looked >= self.timeout / 10:
+        if now - self.since > self.timeout / 2 and now - self.looked >= LOOK:
             before, self.worked = self.worked, [work(pid) for pid in self.pids]
             least = max(LEAST, SHARE * (now - self.looked))
             if before is not None and max(map(float.__sub__, self.worked, before), default=0.0) > least:
                 self.idle_since = now
             self.looked = now
-        return now - self.idle_since > self.timeout or now - self.since > BUSY * self.timeout
+        patience = self.timeout - min(LOOK, self.timeout / 10)  # a look may be so late
+        return now - self.idle_since > patience or now - self.since > BUSY * self.timeout
 
 
 def work(pid: int) -> float:

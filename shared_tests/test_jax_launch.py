@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+from contract.processes import CALL, PHASE
+from jax_impl import worker
 from jax_impl.launch import WorkerError, held_port, run_on_ranks, workers
 
 
@@ -36,6 +38,29 @@ def total_of(value):
 def listening():
     """Addresses at which this rank listens."""
     return [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
+
+
+def noted():
+    """What this rank has noted: while a program is compiled, and when it has run twice."""
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    x = jax.make_array_from_process_local_data(NamedSharding(mesh, P("x")), np.zeros(1, np.float32))
+
+    def doubled(x):
+        return jax.lax.psum(2 * x, "x")
+
+    mapped = jax.shard_map(doubled, mesh=mesh, in_specs=P("x"), out_specs=P())
+    phases = []
+    this = worker._this_rank
+    note, this.notes.phase = this.notes.phase, lambda phase: phases.append(phase) or note(phase)
+    program = jax.jit(mapped).lower(x).compile()
+    jax.block_until_ready([program(x), program(x)])
+    number, size, what, whom = CALL.unpack_from(this.notes.memory, this.notes.start + PHASE.size)
+    return list(phases), number, size, what.rstrip(b"\0").decode(), whom.rstrip(b"\0").decode()
 
 
 def fail_in(rank, how):
@@ -67,6 +92,9 @@ def test_results_come_by_rank_from_processes_of_one_device_each(capfd):
         assert [result[3] for result in pool.call(total_of, 20)] == [41.0, 41.0]
         for addresses in pool.call(listening):  # on the loopback interface only
             assert {address.removeprefix("::ffff:") for address in addresses} == {"127.0.0.1"}
+        for phases, *call in pool.call(noted):
+            assert phases == ["compile", "call", "run", "run"]
+            assert call == [2, 4, "jit_doubled", "1 all_reduce"]
     out, err = capfd.readouterr()
     assert out == "a rank prints " * 4
     assert err == ""

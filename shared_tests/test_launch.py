@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from torch_impl import worker
+from contract import processes
+from contract.processes import CALL, PHASE
+from torch_impl import collectives, worker
 from torch_impl.launch import WorkerError, Workers, report_phase, report_progress, run_on_ranks, workers
 
 ROOT = Path(__file__).parents[1]
@@ -112,6 +115,51 @@ def threads() -> int:
     return torch.get_num_threads()
 
 
+def noted(device: torch.device) -> list[str]:
+    """What this rank has noted after each collective."""
+    this, world = worker._this_rank, dist.group.WORLD
+    assert this is not None and world is not None
+    n, rank, x = world.size(), world.rank(), torch.zeros(world.size(), 10)
+    calls: list[Callable[[], Any]] = [
+        lambda: collectives.broadcast(x, 0, world),
+        lambda: collectives.scatter(x if rank == 0 else None, 0, world, like=x[:1]),
+        lambda: collectives.gather(x, 0, world),
+        lambda: collectives.reduce(x, 0, world),
+        lambda: collectives.all_gather(x, world),
+        lambda: collectives.reduce_scatter(x, world),
+        lambda: collectives.all_reduce(x, world),
+        lambda: collectives.all_to_all(x, world),
+        lambda: dist.barrier(),
+        lambda: dist.send(x, 1) if rank == 0 else dist.recv(x, 0) if rank == 1 else None,
+    ]
+    found = []
+    for call in calls:
+        call()
+        number, size, op, whom = CALL.unpack_from(this.notes.memory, this.notes.start + PHASE.size)
+        found.append(f"{number} {op.rstrip(bytes(1)).decode()} {size} {whom.rstrip(bytes(1)).decode()}")
+    assert n * 40 == x.nbytes
+    return found
+
+
+def trained(device: torch.device) -> list[str]:
+    """The phases of a step that reports none itself."""
+    this = worker._this_rank
+    assert this is not None
+    phases: list[str] = []
+    this.report_phase = phases.append
+    w = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([w], 0.1)
+    w.square().sum().backward()
+    optimizer.step()
+    return list(phases)
+
+
+def with_a_process(device: torch.device, fault: Fault | None = None) -> None:
+    """A rank that leaves a process of its own in a session of its own."""
+    report_progress(subprocess.Popen(["sleep", "3600"], start_new_session=True).pid)
+    report_phase("forward")
+
+
 def pickles_badly(device: torch.device) -> Any:
     return lambda: None
 
@@ -167,6 +215,47 @@ def test_two_pools_at_once(pool: Workers) -> None:
 def test_ranks_listen_on_loopback_only(pool: Workers) -> None:
     addresses = {address for rank in pool.call(listening) for address in rank}
     assert addresses and addresses <= {"127.0.0.1", "::1"}
+
+
+def test_the_last_collective_is_noted_with_its_number_bytes_and_group(pool: Workers) -> None:
+    first, second = pool.call(noted, world_size=2)
+    ops = {"broadcast": 80, "scatter": 80, "gather": 160, "reduce": 80, "all_gather": 160, "reduce_scatter": 80}
+    ops |= {"all_reduce": 80, "all_to_all": 80, "barrier": 0}
+    assert first[:-1] == second[:-1] == [f"{i} {op} {size} ranks 0 1" for i, (op, size) in enumerate(ops.items(), 1)]
+    assert (first[-1], second[-1]) == ("1 send to 1 80 ranks 0 1", "1 receive from 0 80 ranks 0 1")
+
+
+def test_the_phases_of_any_training_step_are_known(pool: Workers) -> None:
+    assert pool.call(trained, world_size=1) == [["backward", "update", "forward"]]
+
+
+@pytest.mark.parametrize("how", [None, "SIGKILL"])
+def test_what_a_rank_has_started_ends_with_it(pool: Workers, how: str | None) -> None:
+    seen: list[int] = []
+    with suppress(WorkerError):
+        pool.call(
+            with_a_process, how and Fault("forward", how, 0), world_size=2, on_progress=lambda _, pid: seen.append(pid)
+        )
+    assert len(seen) == 2
+    assert_gone(seen)
+
+
+def test_silence_is_over_when_nobody_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds from the last sign of life, of processes that use no, some and all of a core until they stop at 70 s."""
+    for share, limit in ((0.0, 30), (0.1, 100), (1.0, 100)):
+        now = 0.0
+        monkeypatch.setattr(processes.time, "monotonic", lambda: now)
+        monkeypatch.setattr(processes, "work", lambda pid: share * min(now, 70))
+        silence = processes.Silence(30, [1, 2])
+        while not silence.over():
+            now += 0.2
+        assert limit - 2 < now < limit + 0.3, share
+    monkeypatch.setattr(processes, "work", lambda pid: now)
+    silence.heard()
+    began = now
+    while not silence.over():
+        now += 0.2
+    assert now - began == pytest.approx(300, abs=1)  # it works, but says nothing: ten times as long
 
 
 # Calls that cannot work
@@ -249,6 +338,9 @@ def test_stuck_rank_is_named_first_with_its_phase(
     assert time.monotonic() - began < patience + 10
     assert (caught.value.rank, caught.value.phase, caught.value.kind) == (2, phase, "stuck")
     assert said in str(caught.value)
+    last = "all_reduce no. 1, 400 bytes, ranks 0 1 2 3" if phase in ("forward", "backward") else ""
+    waiting = f"rank 0 of 4, in phase {'forward' if last else phase}, waits for others; last call: {last}"
+    assert waiting in str(caught.value) or phase == "teardown"
     assert_nothing_runs(pool)
 
 

@@ -34,7 +34,7 @@ from typing import Any
 
 import psutil
 
-from contract.processes import Silence, WorkerError, begin_notes, ending, importable, nameless_file
+from contract.processes import BUSY, Silence, WorkerError, begin_notes, ending, importable, nameless_file
 from contract.watch import Progress, RankState, receive, send, verdict, watch
 from torch_impl import worker
 from torch_impl.worker import MAX_RANKS, Job, report_phase, report_progress
@@ -217,7 +217,7 @@ def _run_under_torchrun(
     if not dist.is_initialized():
         if local_size == started:
             worker.use_loopback()
-        worker.init_group(here, timeout)  # nobody watches: a collective that nobody else joins must end by itself
+        worker.init_group(here, BUSY * timeout)  # nobody watches: a collective that others do not join ends by itself
         atexit.register(dist.destroy_process_group)
     results: list[Any] = [None] * world_size
     try:

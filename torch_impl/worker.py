@@ -128,18 +128,25 @@ def start_ranks(count_gpus: bool) -> NoReturn:
 
 def _import_torch(count_gpus: bool) -> int:
     """Import what every rank needs; the number of GPUs."""
-    ours = "TORCHINDUCTOR_CACHE_DIR" not in os.environ
-    if ours:  # torch makes the directory when imported: one that exists, lest another be left behind
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.sep
-    importlib.import_module("torch.distributed.device_mesh")
-    num_gpus = _count_gpus() if count_gpus else 0
-    if not num_gpus:  # torch.optim imports it at first use, which takes a second
-        importlib.import_module("torch._dynamo")
-    if ours:
-        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    with no_new_cache():
+        importlib.import_module("torch.distributed.device_mesh")
+        num_gpus = _count_gpus() if count_gpus else 0
+        if not num_gpus:  # torch.optim imports it at first use, which takes a second
+            importlib.import_module("torch._dynamo")
     last_collective = importlib.import_module("torch_impl.last_collective")
     last_collective.watch(lambda *call: _this_rank and _this_rank.notes.call(*call), report_phase)
     return num_gpus
+
+
+@contextmanager
+def no_new_cache() -> Iterator[None]:
+    """torch._dynamo makes a directory when imported, for what it may compile later. Have it take one that exists."""
+    ours = "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    if ours:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.sep
+    yield
+    if ours:
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 
 def _count_gpus() -> int:
