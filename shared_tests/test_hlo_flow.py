@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jax_impl.hlo import read
 from jax_impl.hlo.loops import count_trips
 from shared_tests.hlo_modules import ALL, CHOSEN, brief, module, only, valid
 
@@ -115,6 +116,25 @@ HANDED_ON = {
         "ROOT %b = s32[] add(%a, %two)\n}\n",
     ),
 }
+# How ENTRY has a computation with the loop run, and how a condition hands on its comparison.
+INSIDE = {
+    "ENTRY itself": "",
+    "call": "ROOT %called = {0} call({1}), to_apply=%run",
+    "fusion": "ROOT %called = {0} fusion({1}), kind=kCustom, calls=%run",
+    "async": "%s = ((s32[], f32[8], s32[]), {0}, u32[]) async-start({1}), calls=%run\nROOT %d = {0} async-done(%s)",
+}
+SEEN_THROUGH = {
+    "compare": "ROOT %test = pred[] TEST",
+    "copy": "%test.0 = pred[] TEST\nROOT %test = pred[] copy(%test.0)",
+    "fusion": "ROOT %test = pred[] fusion(ARGUMENTS), kind=kLoop, calls=%tested",
+    "call": "%test.0 = pred[] call(ARGUMENTS), to_apply=%tested\nROOT %test = pred[] copy(%test.0)",
+}
+SEEN_THROUGH_BY = """%tested (a: s32[], b: s32[]) -> pred[] {
+      %a = s32[] parameter(0)
+      %b = s32[] parameter(1)
+      ROOT %test = pred[] compare(%a, %b), direction=DIRECTION
+    }
+"""
 ways = st.lists(st.sampled_from(sorted(HANDED_ON)), max_size=2)
 numbers = st.integers(-5, 5)
 
@@ -134,15 +154,15 @@ def handed_on(name: str, ways: list[str], v: str = "%v") -> tuple[str, str, str]
 @settings(max_examples=150)
 @given(
     st.sampled_from(sorted(HOLDS)), numbers, numbers, st.integers(-3, 3).filter(bool), numbers,
-    st.booleans(), st.sampled_from(["constant", "state", "changed", "argument"]), st.booleans(),
-    ways, ways, ways, ways, ways,
+    st.booleans(), st.sampled_from(["constant", "state", "changed", "argument"]), st.sampled_from(sorted(INSIDE)),
+    st.sampled_from(sorted(SEEN_THROUGH)), ways, ways, ways, ways, ways,
 )  # fmt: skip
 def test_trips_are_known_however_counter_start_and_bound_are_handed_on(
-    direction, start, bound, step, offset, flipped, origin, inside, in_start, in_bound, in_step, in_test, in_state
+    direction, start, bound, step, offset, flipped, origin, inside, root, in_start, in_bound, in_step, in_test, in_state
 ) -> None:
     """while (i + offset <direction> bound) i += step, the bound a constant, in the loop's state, or not known at all.
 
-    inside: the loop is in a computation that ENTRY calls with start and bound.
+    inside: ENTRY calls a computation that has the loop, with start and bound less 2. root: how the condition ends.
     """
     named = {
         "start": handed_on("%start", in_start, "%p"),
@@ -177,19 +197,22 @@ def test_trips_are_known_however_counter_start_and_bound_are_handed_on(
       %off = s32[] constant({offset})
       %k = s32[] add({named["test"][2]}, %off)
       %m = s32[] {f"constant({bound})" if origin == "constant" else "get-tuple-element(%t), index=2"}
-      ROOT %test = pred[] compare({compared}), direction={shown}
+      {SEEN_THROUGH[root].replace("TEST", f"compare({compared}), direction={shown}").replace("ARGUMENTS", compared)}
     }}
     """
+    of_root = SEEN_THROUGH_BY.replace("DIRECTION", shown) if root in ("fusion", "call") else ""
     loop = "%s = {0} tuple({1}, {2}, {3})\nROOT %w = {0} while(%s), condition=%cond, body=%body"
+    less = 2 if INSIDE[inside] else 0
     entry = f"""%start = s32[] constant({start})
-    %bound = s32[] {"parameter(1)" if origin == "argument" else f"constant({bound})"}
+    %bound = s32[] {"parameter(1)" if origin == "argument" else f"constant({bound - less})"}
     {named["start"][0]}{named["bound"][0]}"""
-    computations = named["start"][1] + named["bound"][1] + computations
-    if inside:
+    computations = named["start"][1] + named["bound"][1] + of_root + computations
+    if less:
         parameters = "%a = s32[] parameter(0)\n%b = f32[8] parameter(1)\n%d = s32[] parameter(2)\n"
-        lines = parameters + loop.format(state, "%a", "%b", "%d")
+        parameters += "%two = s32[] constant(2)\n%e = s32[] add(%d, %two)\n"
+        lines = parameters + loop.format(state, "%a", "%b", "%e")
         computations += f"%run (a: s32[], b: f32[8], d: s32[]) -> {state} {{\n{lines}\n}}\n"
-        entry += f"ROOT %called = {state} call({named['start'][2]}, %p, {named['bound'][2]}), to_apply=%run"
+        entry += INSIDE[inside].format(state, f"{named['start'][2]}, %p, {named['bound'][2]}")
     else:
         entry += loop.format(state, named["start"][2], "%p", named["bound"][2])
     trips, i = 0, start
@@ -198,6 +221,32 @@ def test_trips_are_known_however_counter_start_and_bound_are_handed_on(
     known = trips < 100 and origin in ("constant", "state")
     record = only(module(entry, computations))
     assert brief(record)[3] == ((trips, trips) if known else (0, None))
+
+
+@pytest.mark.parametrize(
+    "bound", ["constant(true)", "constant({1})", "multiply(%i, %i)", "get-tuple-element(%t), index=9"]
+)
+@pytest.mark.parametrize("compared", ["%i, %n", "%n, %i"])
+def test_what_is_no_known_number_makes_no_known_trips(bound: str, compared: str) -> None:
+    computations, body = loop(bound=bound, test=f"compare({compared}), direction=LT")
+    assert [brief(record)[3] for record in read(module(body, computations)).collectives] == [(0, None)]
+
+
+def test_a_comparison_of_another_kind_makes_no_known_trips() -> None:
+    for test in ("compare(%i, %n)", "compare(%i, %n), direction=XX", "and(%i, %n)", "compare(%i)", "copy()"):
+        computations, body = loop(test=test)
+        assert [brief(record)[3] for record in read(module(body, computations)).collectives] == [(0, None)]
+
+
+def test_an_operand_that_is_missing_makes_no_known_trips() -> None:
+    """No program, but perhaps a damaged one: an answer, not an error."""
+    computations, body = loop(step="fusion(%one), kind=kLoop, calls=%plus")
+    plus = "%plus (a: s32[], b: s32[]) -> s32[] {\n%a = s32[] parameter(0)\nROOT %b = s32[] parameter(1)\n}\n"
+    assert [brief(record)[3] for record in read(module(body, plus + computations)).collectives] == [(0, None)]
+    computations, body = loop(start="copy(%z)")
+    run = f"%run (z: s32[], p: f32[8]) -> s32[] {{\n%p = f32[8] parameter(0)\n%z = s32[] parameter(1)\n{body}}}\n"
+    text = module("%r = s32[] call(%p), to_apply=%run", computations + run)
+    assert [brief(record)[3] for record in read(text).collectives] == [(0, None)]
 
 
 @pytest.mark.parametrize(("length", "expected"), [(80, (5, 5)), (300, (0, None))])
