@@ -168,6 +168,12 @@ def test_every_kind_of_call_is_one_record_with_its_bytes(name: str, calls_made: 
         assert r.edges if r.op == "collective_permute" else r.groups == ((0, 1),)
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_what_reduces_says_how(name: str, calls_made: list[dict[str, list[Call]]]) -> None:
+    for call in (call for rank in calls_made for call in rank[name]):
+        assert call.reduction == ("sum" if "reduce" in call.op else None)
+
+
 def test_coalesced_calls_have_parts(calls_made: list[dict[str, list[Call]]]) -> None:
     [merged] = merge([rank["all_reduce coalesced"] for rank in calls_made])
     assert merged.parts == (16, 12)

@@ -30,8 +30,9 @@ class Link:
     """A process's side. rank: as which it was started, if at all. It finds itself again after a fork."""
 
     def __init__(self, path: str, directory: str, rank: int | None) -> None:
-        self.path, self.directory, self.lock = path, directory, threading.Lock()
+        self.path, self.directory = path, directory
         self.socket: socket.socket | None = None
+        self.sending, self.waiting = threading.Lock(), threading.Lock()
         self.connect(rank)
         os.register_at_fork(after_in_child=self.forget)
 
@@ -47,7 +48,8 @@ class Link:
         """In a forked child: the connection is the parent's."""
         if self.socket is not None:
             self.socket.close()
-        self.socket, self.lock = None, threading.Lock()
+        self.socket = None
+        self.sending, self.waiting = threading.Lock(), threading.Lock()
 
     def tell(self, call: Call) -> None:
         """Announce a call that is about to be made."""
@@ -57,9 +59,9 @@ class Link:
 
     def hold(self, position: int) -> None:
         """Wait until this process's call of that position can go on. Raises StoppedError if it cannot."""
-        self.send({"hold": position})
-        assert self.socket is not None
-        with suppress(ConnectionError):
+        assert self.socket is not None, "it has told of this call"
+        with self.waiting, suppress(ConnectionError):
+            self.send({"hold": position})
             if self.socket.recv(1):
                 return
         raise StoppedError("the ranks disagree, or wait for each other")
@@ -67,7 +69,7 @@ class Link:
     def send(self, message: dict[str, Any]) -> None:
         assert self.socket is not None
         try:
-            with self.lock:
+            with self.sending:
                 self.socket.sendall(json.dumps(message).encode() + b"\n")
         except ConnectionError as error:
             raise StoppedError("the verifier is gone") from error
