@@ -142,6 +142,10 @@ def test_an_uneven_microbatch_counts_with_the_largest_of_its_tick():
     for phase in ("forward", "backward"):
         rows = [r.payload_bytes // (D * 4) for r in some if r.phase == phase and r.op == "collective_permute"]
         assert rows == [3, 3, 2, 2]
+    some = records("pipeline_parallel", degree=3, problem=Problem(10, D, L), microbatches=4)
+    for phase in ("forward", "backward"):
+        rows = [r.payload_bytes // (D * 4) for r in some if r.phase == phase and r.op == "collective_permute"]
+        assert rows == [3, 3, 3, 2, 2]  # in tick 2 one stage sends 3 rows and the other 2
 
 
 def test_wire_bytes_by_hand_for_four_ranks():

@@ -26,6 +26,7 @@ REFUSED = [
     ("HloModule m\n##", "line 6: computation c is defined twice"),
     ("HloModule m\nr = f32[] all-reduce()\n", "line 2: instruction r outside of any computation"),
     ("HloModule m\na {\n", "cut off inside computation a" + END),
+    ("HloModule m\n#b {\n", "cut off inside computation b" + END),
     ("HloModule m\n", "cut off inside the module, before any computation" + END),
     (
         "HloModule m, entry_computation_layout={()->f32[]}\n#",

@@ -299,12 +299,12 @@ READER = (
     *_plant(
         "reader",
         "jax_impl.hlo.text",
-        "test_hlo_text",
+        "test_hlo_refusals",
         (
             "text that breaks off is read as far as it goes",
             "if current is not None:\n        raise cut_off(",
             "if False:\n        raise cut_off(",
-            "test_every_text_that_is_cut_off_is_refused",
+            "test_what_is_wrong_is_said_with_its_line",
         ),
     ),
 )
