@@ -281,8 +281,7 @@ def trace(
 ) -> None:
     """Run any torch script and show what its ranks send: every call, merged over ranks, by phase and source line.
 
-    Exit status: the script's own; if that is 0, then 1 where ranks disagree or wait for each other, 3 where one was
-    stuck for longer than --timeout.
+    Exit status: the script's own; instead of 0, 1 where ranks disagree or wait for each other, 3 where one is stuck.
     """
     from benchmarks import trace_script
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +20,7 @@ from torch import Tensor
 from contract.problem import Problem
 from contract.strategy import STRATEGIES, Run
 from torch_impl.launch import Workers
+from torch_impl.stacks import ask
 from torch_impl.trace import capture, trace_rank
 from torch_impl.trace_calls import Call
 from torch_impl.trace_merge import MismatchError, merge
@@ -235,6 +239,19 @@ def test_a_rank_that_does_not_come_in_time_is_stuck() -> None:
         assert "group 0 (ranks 0, 1), call 2: barrier float32 16 B [4] at a.py:7" in verifier.verdict.text
         assert "rank 1 does not come (its last: all_reduce float32 16 B [4] at b.py:10)" in verifier.verdict.text
         assert verifier.verdict.running == ((1,) if held else (0, 1))
+
+
+def test_a_process_says_where_it_is_but_for_one_that_is_stopped(tmp_path: Path) -> None:
+    code = "import sys, time, torch_impl.stacks as s; print(s.answer(sys.argv[1]), flush=True); time.sleep(99)"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        file = process.stdout.readline().strip()
+        assert "most recent call first" in ask([file])[process.pid]
+        process.send_signal(signal.SIGSTOP)
+        assert ask([file], patience=0.2) == {process.pid: "  it does not answer: it may be stopped"}
+        process.kill()
+    assert ask([file]) == {}, "it is gone"
 
 
 # Mistakes made for real, by two ranks r in a new group g; x is 4 float32. -> kind of verdict, and texts in it. No

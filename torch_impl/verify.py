@@ -130,7 +130,7 @@ class Verifier:
         """The verdict if a rank has waited longer than that for one that seems to run."""
         held = [process for process in self.processes.values() if process.held]
         oldest = next(iter(self.columns.values()), {}) if not held else {}  # awaited, if at all, where nobody sees it
-        if now - min([process.since for process in held] + [*self.ages.values()][:1], default=now) > timeout:
+        if now - min([process.since for process in held] + [next(iter(self.ages.values()), now)]) > timeout:
             texts = self.standing(held)
             texts += [
                 f"rank {rank} is at {self.where(place)}: {describe(self.at(place))}" for rank, place in oldest.items()
