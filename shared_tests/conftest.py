@@ -20,7 +20,7 @@ from contract import reference
 from contract.strategy import Run, RunResult
 from jax_impl import devices
 from shared_tests import leftovers
-from shared_tests.quick import quick_compilation
+from shared_tests.quick import quick_compilation, quickly
 from torch_impl.launch import Workers, workers
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -56,7 +56,7 @@ def execute(pool: Workers) -> Iterator[Execute]:
     def compile_once(strategy: Any, mesh: Any, run: Run, *rest: Any) -> Any:
         key = strategy, mesh, replace(run, steps=1)
         if key not in steps:
-            steps[key] = compile_step(strategy, mesh, run, *rest)
+            steps[key] = quickly(compile_step(strategy, mesh, run, *rest))
         return steps[key]
 
     def result(run: Run) -> RunResult:
