@@ -10,6 +10,15 @@ import typer
 bench = typer.Typer(help="Measure both frameworks in one run, with the machine and the method beside every figure.")
 
 
+TIMEOUT = typer.Option(metavar="SECONDS", help="Ranks that are idle and silent for longer count as stuck.")
+
+
+def check_timeout(timeout: float) -> None:
+    """ValueError unless it can be waited for."""
+    if not 0 < timeout < float("inf"):
+        raise ValueError(f"timeout must be a number of seconds above 0, got {timeout}")
+
+
 @bench.callback()
 def options() -> None:
     pass
@@ -17,6 +26,14 @@ def options() -> None:
 
 def _repeatable(metavar: str, text: str) -> Any:
     return typer.Option(metavar=metavar, help=f"{text} Repeatable.")
+
+
+def _earlier(started: dict[str, Any], output: Path | None) -> dict[str, Any] | None:
+    from benchmarks.resume import earlier
+
+    if output is None:
+        raise ValueError("--resume needs --output FILE.json, the file of the run to go on with")
+    return earlier(output, started)
 
 
 @bench.command()
@@ -39,27 +56,37 @@ def collectives(
         float, typer.Option(metavar="SECONDS", help="For one size and mode; if it does not suffice, fewer calls.")
     ] = 10.0,
     bare: Annotated[bool, typer.Option("--bare", help="Time a bare loop around the same calls too.")] = False,
+    timeout: Annotated[float, TIMEOUT] = 30.0,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write the JSON here, anew after every block.")
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Write a picture of busbw over size.")
     ] = None,
+    go_on: Annotated[
+        bool, typer.Option("--resume", help="Keep what an interrupted run has finished in --output, measure the rest.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Time every collective in torch.distributed and in JAX: one process per rank, the same transport and threads."""
     from benchmarks import collectives as measuring
+    from benchmarks import environment, memory_limit
     from benchmarks.cli import refuse
+    from benchmarks.figures import check_path
 
     try:
         plan = measuring.plan(
             op, ranks, size or measuring.sweep(smallest, largest), implementation, device, iterations, budget, bare
         )
-        measuring.check_path("output", output, ".json")
-        measuring.check_path("picture", picture, ".png")
+        check_path("output", output, ".json")
+        check_path("picture", picture, ".png")
+        check_timeout(timeout)
+        memory_limit.require(memory_limit.of_collectives(plan.ops, plan.ranks, plan.sizes), "the largest payload")
+        environment.check(jax="jax" in plan.implementations)
+        kept = _earlier(measuring.begin(plan), output) if go_on else None
     except ValueError as error:
         refuse(str(error))
-    raise typer.Exit(measuring.show(plan, output, picture, json))
+    raise typer.Exit(measuring.show(plan, output, picture, json, timeout, kept))
 
 
 @bench.command()
@@ -86,16 +113,18 @@ def steps(
     device: Annotated[
         str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: CUDA where there are as many GPUs as ranks.")
     ] = "auto",
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="One turn of a framework that takes longer counts as stuck.")
-    ] = 600.0,
+    timeout: Annotated[float, TIMEOUT] = 30.0,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write the JSON here, anew after every block.")
     ] = None,
     picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Write a picture of step times.")] = None,
+    go_on: Annotated[
+        bool, typer.Option("--resume", help="Keep what an interrupted run has finished in --output, measure the rest.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Time training steps of every strategy in torch and JAX, and of what a user would pick instead, in one run."""
+    from benchmarks import environment, memory_limit
     from benchmarks import steps as measuring
     from benchmarks.cli import refuse
     from benchmarks.figures import check_path
@@ -117,11 +146,15 @@ def steps(
         )
         check_path("output", output, ".json")
         check_path("picture", picture, ".png")
+        memory_limit.require_processes(plan.runs)
+        memory_limit.require(memory_limit.of_steps(plan.contestants()), memory_limit.describe(plan.runs[0].problem))
+        environment.check(jax=any(name != "torch" for name in plan.implementations))
+        kept = _earlier(measuring.begin(plan), output) if go_on else None
     except ValueError as error:
         refuse(str(error))
     from benchmarks import steps_view
 
-    raise typer.Exit(steps_view.show(plan, output, picture, json))
+    raise typer.Exit(steps_view.show(plan, output, picture, json, kept))
 
 
 @bench.command()
@@ -139,18 +172,20 @@ def bubbles(
     device: Annotated[
         str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: CUDA where there are as many GPUs as stages.")
     ] = "auto",
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="A measurement that takes longer counts as stuck.")
-    ] = 300.0,
+    timeout: Annotated[float, TIMEOUT] = 30.0,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write the JSON here, anew after every block.")
     ] = None,
     picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Write a Gantt chart of the stages.")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write a trace for ui.perfetto.dev.")] = None,
+    go_on: Annotated[
+        bool, typer.Option("--resume", help="Keep what an interrupted run has finished in --output, measure the rest.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Measure the bubble of naive and GPipe pipelines from timelines, beside the closed form."""
     from benchmarks import bubbles as measuring
+    from benchmarks import environment, memory_limit
     from benchmarks.cli import refuse
     from benchmarks.figures import check_path
     from contract.problem import Problem
@@ -168,8 +203,13 @@ def bubbles(
         check_path("output", output, ".json")
         check_path("picture", picture, ".png")
         check_path("trace", trace, ".json")
+        memory_limit.require(
+            memory_limit.of_steps([(run, 1) for run in plan.runs]), memory_limit.describe(plan.runs[0].problem)
+        )
+        environment.check(jax=any(run.implementation != "torch" for run in plan.runs))
+        kept = _earlier(measuring.begin(plan), output) if go_on else None
     except ValueError as error:
         refuse(str(error))
     from benchmarks import bubbles_view
 
-    raise typer.Exit(bubbles_view.show(plan, output, picture, trace, json))
+    raise typer.Exit(bubbles_view.show(plan, output, picture, trace, json, kept))

@@ -9,6 +9,7 @@ JAX: a compiled program has no actions to watch; see `benchmarks.bubbles_jax`. I
 The document, plain JSON; seconds; a spread is {"median", "q1", "q3"}:
 
     kind "bubbles", schema 1, complete, machine, method, settings, skipped [{stages, reason}]
+    runs       date, blocks: what was measured in which run, where an interrupted one was resumed
     rows       framework, implementation, schedule ("naive", which is one microbatch, or "gpipe"), stages,
                microbatches, theory, measured (spread), weighted (spread; null for JAX), of_theory (that of measured),
                step_seconds (spread)
@@ -28,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import machine, timeline
+from benchmarks import machine, resume, timeline
 from benchmarks.figures import adjacent_ratios, over_ranks, spread
 from contract.problem import Problem
 from contract.schedule import gpipe, gpipe_bubble_fraction
@@ -90,38 +91,63 @@ def plan(
     return Plan(kept, skipped, iterations, "cuda" if on_gpus else "cpu", timeout)
 
 
-def measure(
-    plan: Plan,
-    save: Callable[[dict[str, Any]], None] = lambda document: None,
-    starting: Callable[[str], None] = lambda what: None,
-) -> dict[str, Any]:
-    """The document. save: called with it whenever it has grown. Raises WorkerError of either launcher."""
-    settings = {**asdict(plan.runs[0].problem), "iterations": plan.iterations, "device": plan.device}
-    document: dict[str, Any] = {
+def begin(plan: Plan) -> dict[str, Any]:
+    """The document before anything is measured."""
+    return {
         "kind": "bubbles",
         "schema": 1,
         "complete": False,
         "machine": machine.facts(),
         "method": METHOD,
-        "settings": settings,
+        "settings": {
+            **asdict(plan.runs[0].problem),
+            "iterations": plan.iterations,
+            "device": plan.device,
+            "blocks": [block(run) for run in plan.runs],
+        },
         "skipped": [{"stages": stages, "reason": reason} for stages, reason in plan.skipped],
+        "runs": [],
         "rows": [],
         "fits": [],
         "timelines": [],
     }
+
+
+def block(run: Run) -> str:
+    """What is measured at once."""
+    return f"{run.implementation}: {run.degree} stages, {run.microbatches} microbatches"
+
+
+def measure(
+    plan: Plan,
+    save: Callable[[dict[str, Any]], object] = lambda document: None,
+    starting: Callable[[str], None] = lambda what: None,
+    kept: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The document. save: called with it whenever it has grown; kept: an interrupted run's document, whose blocks are
+    not measured again. Raises WorkerError of either launcher."""
+    document = begin(plan)
+    resume.begin(document, kept)
+    keys = ("framework", "implementation", "stages", "microbatches")
     for degree in dict.fromkeys(run.degree for run in plan.runs):
         runs = [run for run in plan.runs if run.degree == degree]
         with ExitStack() as stack:
-            call = pools(plan, runs, stack)
+            call = pools(plan, [run for run in runs if not resume.has(kept, block(run))], stack)
             for run in runs:
-                starting(f"{run.implementation}: {run.degree} stages, {run.microbatches} microbatches")
+                if kept and resume.has(kept, block(run)):
+                    of = run.implementation, run.degree, run.microbatches
+                    for key in ("rows", "timelines"):
+                        document[key] += [one for one in kept[key] if tuple(one[key] for key in keys[1:]) == of]
+                    continue
+                starting(block(run))
                 by_rank = call[run.implementation == "torch"](run, plan.iterations)
                 row, events = (torch_row if run.implementation == "torch" else jax_row)(run, by_rank)
                 document["rows"].append(row)
-                keys = ("framework", "implementation", "stages", "microbatches")
                 document["timelines"].append({**{key: row[key] for key in keys}, "events": timeline.from_zero(events)})
                 document["fits"] = fits(document["rows"])
+                resume.measured(document, block(run))
                 save(document)
+    document["fits"] = fits(document["rows"])
     document["complete"] = True
     save(document)
     return document

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import bubbles, machine, timeline
-from benchmarks.results_io import write
+from benchmarks import bubbles, machine, resume, timeline
+from benchmarks.figures import save
+from benchmarks.results_io import keeper, write
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,7 +21,12 @@ MARKS = {"torch": ("o", "#0072B2"), "shard_map": ("s", "#D55E00"), "annotated": 
 
 
 def show(
-    plan: bubbles.Plan, output: Path | None, picture_file: Path | None, trace_file: Path | None, as_json: bool
+    plan: bubbles.Plan,
+    output: Path | None,
+    picture_file: Path | None,
+    trace_file: Path | None,
+    as_json: bool,
+    kept: dict[str, Any] | None = None,
 ) -> int:
     """Measure, write the files, print a table or JSON; the exit status."""
     from rich.console import Console
@@ -29,14 +35,15 @@ def show(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("", total=len(plan.runs))
+        keep, placed = keeper(output), True
 
-        def save(document: dict[str, Any]) -> None:
+        def save_it(document: dict[str, Any]) -> None:
+            nonlocal placed
             progress.update(task, completed=len(document["rows"]))
-            if output is not None:
-                write(output, document)
+            placed = keep(document)
 
         try:
-            document = bubbles.measure(plan, save, lambda what: progress.update(task, description=what))
+            document = bubbles.measure(plan, save_it, lambda what: progress.update(task, description=what), kept)
         except RuntimeError as error:
             if type(error).__name__ != "WorkerError":  # of either launcher
                 raise
@@ -44,10 +51,6 @@ def show(
             report = str(error).strip()
             print(f"{report}\nshardiff: bench bubbles: {report.splitlines()[0].rstrip(':')}", file=sys.stderr)
             return 3
-    if trace_file is not None:
-        write(trace_file, timeline.chrome_trace(titled(document)))
-    if picture_file is not None:
-        picture(document, picture_file)
     if as_json:
         print(json.dumps(document, indent=1, allow_nan=False))
     else:
@@ -55,7 +58,11 @@ def show(
         console.print(table(document))
         for line in [*notes(document), machine.summary(document["machine"])]:
             console.print(line, markup=False)
-    return 0
+    if trace_file is not None:
+        write(trace_file, timeline.chrome_trace(titled(document)))
+    if picture_file is not None:
+        picture(document, picture_file)
+    return 0 if placed else 2
 
 
 def titled(document: dict[str, Any]) -> dict[str, list[timeline.Event]]:
@@ -109,6 +116,7 @@ def notes(document: dict[str, Any]) -> list[str]:
             f"{fit['implementation']}, p = {fit['stages']}: step = {1e3 * fit['work_seconds']:.1f} ms (m+p-1)/m + "
             f"{1e3 * fit['tick_seconds']:.2f} ms (m+p-1), within {100 * fit['worst_residual']:.0f} %"
         )
+    lines += [origin] if (origin := resume.sentence(document)) else []
     return [
         *lines,
         f"batch {s['batch']}, width {s['width']}, {s['layers']} layers, {s['dtype']}, {s['iterations']} steps",
@@ -144,7 +152,7 @@ def picture(document: dict[str, Any], path: Path) -> None:
     legend = [Patch(facecolor=colour, label=f"{kind} pass of a microbatch") for kind, colour in COLOURS.items()]
     legend.append(Patch(facecolor=BUBBLE, edgecolor="#808080", hatch="////", label="bubble: the stage is idle"))
     figure.legend(handles=legend, loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def gantt(axes: Any, one: dict[str, Any], row: dict[str, Any], longest: float) -> None:

@@ -1,21 +1,25 @@
 """The command `shardiff`. Commands only: each imports what it runs when it runs, so that help and refusals are instant.
 
-Exit status: 0 all holds; 1 something compared differs; 2 wrong input, told in one line before anything starts; 3 a
-worker failed, and its own error comes first; 130 interrupted.
+Exit status: 0 all holds; 1 something compared differs; 2 wrong input, told in one line before anything starts, or
+output that cannot be written; 3 a worker failed, and its own error comes first; 130 interrupted; 141 nobody reads on.
 """
 
 from __future__ import annotations
 
+import functools
+import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from benchmarks.bench_cli import bench
+from benchmarks.bench_cli import TIMEOUT, bench, check_timeout
 from benchmarks.interrupt import reliable_interrupts
+from contract.processes import WorkerError
 
 app = typer.Typer(
     help="Parallel training in torch.distributed and in JAX: proven equal, and its communication compared.",
@@ -30,13 +34,31 @@ app.add_typer(bench, name="bench")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. argv: without the program's name; by default the process's own."""
-    _open_closed_streams()
+    _prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         with reliable_interrupts():
-            status = app(arguments, prog_name="shardiff", standalone_mode=False)
+            status = _command()(arguments, prog_name="shardiff", standalone_mode=False)
+        sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         return 130
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):  # so typer and rich end when nobody reads on
+            raise
+        _drop_output()
+        return 141
+    except BrokenPipeError:
+        _drop_output()
+        return 141
+    except OSError as error:  # a disk is full, a name too long, no process can be started: nothing of ours
+        _drop_output()
+        return _complain(f"{error.filename or 'output'}: {error.strerror or error}")
+    except WorkerError as error:  # of either launcher
+        report = str(error).strip()
+        print(f"{report}\nshardiff: {report.splitlines()[0].rstrip(':')}", file=sys.stderr)
+        return 3
+    except RecursionError:
+        return _complain("the input is nested too deep")
     except Exception as error:
         message = getattr(error, "format_message", None)  # what every usage error of click's has, wherever it lives
         if message is None:
@@ -45,17 +67,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status if isinstance(status, int) else 0
 
 
-def _open_closed_streams() -> None:
-    """Give a process started without stdout or stderr a place to write, lest a file or socket take the number."""
+@functools.cache
+def _command() -> Any:
+    if not os.environ.get("TERMINAL_WIDTH", "0").isdigit():
+        del os.environ["TERMINAL_WIDTH"]  # typer takes it for a number
+    return typer.main.get_command(app)
+
+
+def _prepare_streams() -> None:
+    """Give a process started without stdin, stdout or stderr a file there, lest another or a socket take the number.
+
+    What standard output cannot encode is replaced: names of files may be no text, terminals may know ASCII only.
+    """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(fd)
+    sys.stdin = sys.stdin or open(0, closefd=False)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)
     sys.stderr = sys.stderr or open(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """Where standard output cannot be written, let what is left for it go nowhere: the interpreter's end would fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 def _complain(message: str) -> int:
-    print("shardiff:", " ".join(message.split()), file=sys.stderr)
+    with suppress(OSError):
+        print("shardiff:", " ".join(message.split()), file=sys.stderr)
     return 2
 
 
@@ -109,13 +155,12 @@ def check(
     device: Annotated[
         str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: CUDA where there are as many GPUs as ranks.")
     ] = "auto",
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="A worker that is silent for longer counts as stuck.")
-    ] = 120.0,
+    timeout: Annotated[float, TIMEOUT] = 30.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Train with every strategy and implementation; show how far each is from the single-device reference."""
     from benchmarks import check as checking
+    from benchmarks import environment, memory_limit
     from contract.problem import Problem
     from contract.strategy import IMPLEMENTATIONS, STRATEGIES
 
@@ -141,6 +186,12 @@ def check(
         most = max(run.degree for run in runs)
         if num_gpus() < most:
             refuse(f"device cuda needs a GPU for each rank: degree {most}, GPUs {num_gpus()}; try --device cpu")
+    try:
+        memory_limit.require_processes(runs)
+        memory_limit.require(memory_limit.of_check(runs), memory_limit.describe(runs[0].problem))
+        environment.check(jax=any(run.implementation != "torch" for run in runs))
+    except ValueError as error:
+        refuse(str(error))
     raise typer.Exit(checking.show(runs, timeout, json))
 
 
@@ -172,10 +223,13 @@ def diff(
     layers: Annotated[int, typer.Option(metavar="N", help="Layers.")] = 4,
     microbatches: Annotated[int, typer.Option(metavar="N", help="Microbatches of pipeline_parallel.")] = 4,
     dtype: Annotated[str, typer.Option(metavar="NAME", help="float64, float32 or bfloat16.")] = "float32",
+    timeout: Annotated[float, TIMEOUT] = 30.0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line for each target.")] = False,
 ) -> None:
     """Compare the communication that torch code writes with what XLA derives, for hardware that need not be here."""
     from benchmarks import diff as diffing
+    from benchmarks import environment, memory_limit
+    from benchmarks.figures import check_path
     from contract.problem import Problem
     from contract.strategy import STRATEGIES
 
@@ -185,11 +239,13 @@ def diff(
             _one_of("fail-on", fail_on, ("unexplained", "extra-bytes"))
         if len(what) == 2 and not set(what) & set(STRATEGIES):
             raise typer.Exit(diffing.show_files(Path(what[0]), Path(what[1]), fail_on, json))
-        if picture is not None and (picture.suffix != ".png" or not picture.parent.is_dir()):
-            raise ValueError(f"the picture must be a .png file in a folder that exists, got {str(picture)!r}")
+        check_path("picture", picture, ".png")
         problem = Problem(batch, width, layers, dtype)
+        check_timeout(timeout)
         pairs = diffing.plan(what, implementation, degree, mesh, target or (), problem, microbatches)
-        raise typer.Exit(diffing.show(pairs, precision, fail_on, picture, json))
+        memory_limit.require(memory_limit.of_diff([run for run, _ in pairs]), memory_limit.describe(problem))
+        environment.check(jax=True)
+        raise typer.Exit(diffing.show(pairs, precision, fail_on, picture, json, timeout))
     except ValueError as error:
         refuse(str(error))
 
@@ -225,6 +281,7 @@ def report(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what an earlier run left in DIR.")] = False,
     fail_on: Annotated[str | None, typer.Option(metavar="WHAT", help="A comparison exits with 1 on: slower.")] = None,
+    timeout: Annotated[float | None, TIMEOUT] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="A line for each section; every figure compared.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the complete JSON instead of a summary.")] = False,
 ) -> None:
@@ -240,7 +297,8 @@ def report(
             raise typer.Exit(reporting.show_comparison(compare[0], compare[1], fail_on, verbose, json))
         if fail_on is not None:
             raise ValueError("fail-on goes with two results to compare")
-        todo = reporting.plan(output, results or (), section or (), quick, fresh, verbose)
+        check_timeout(1.0 if timeout is None else timeout)
+        todo = reporting.plan(output, results or (), section or (), quick, fresh, verbose, timeout)
     except ValueError as error:
         refuse(str(error))
     raise typer.Exit(reporting.show(todo, json))

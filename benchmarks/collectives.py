@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import machine, resume
 from benchmarks.collectives_floor import floor
 from benchmarks.collectives_numbers import fits, flat, rows
 from benchmarks.collectives_timing import IDENTITIES, ITEMSIZE, METHOD, OPS, whole
-from benchmarks.results_io import write
+from benchmarks.results_io import keeper
 
 IMPLEMENTATIONS = ("torch", "jax")
 UNITS = {"": 1, "B": 1} | {
@@ -118,20 +118,9 @@ def parse_size(text: str | int) -> int:
     return int(found[1]) * UNITS[found[2].replace("k", "K")]
 
 
-def check_path(name: str, path: Path | None, suffix: str) -> None:
-    """ValueError unless a file of this name can be made."""
-    if path is not None and (path.suffix != suffix or not path.parent.is_dir() or path.is_dir()):
-        raise ValueError(f"the {name} must be a {suffix} file in a folder that exists, got {str(path)!r}")
-
-
-def run(
-    todo: Plan, save: Callable[[Document], object] = lambda d: None, starting: Callable[[str], object] = lambda s: None
-) -> Document:
-    """Measure. save: called with the document so far after every block; starting: with the name of what comes next.
-
-    The document holds plain JSON types, and its keys stay. Raises BlockFailed.
-    """
-    document: Document = {
+def begin(todo: Plan) -> Document:
+    """The document before anything is measured: plain JSON types, whose keys stay."""
+    return {
         "kind": "collectives",
         "machine": machine.facts(),
         "method": list(METHOD),
@@ -141,35 +130,70 @@ def run(
             "threads_per_rank": {str(ranks): threads(ranks) for ranks in todo.ranks},
         },
         "complete": False,
+        "runs": [],
         "floor": None,
         "rows": [],
         "fits": [],
         "identities": [],
         "flat": None,
     }
+
+
+def run(
+    todo: Plan,
+    save: Callable[[Document], object] = lambda d: None,
+    starting: Callable[[str], object] = lambda s: None,
+    timeout: float = 30.0,
+    kept: Document | None = None,
+) -> Document:
+    """Measure. save: called with the document so far after every block; starting: with the name of what comes next;
+    timeout: seconds after which idle and silent ranks count as stuck; kept: an interrupted run's document, whose
+    blocks are not measured again. Raises BlockFailed.
+    """
+    document = begin(todo)
+    resume.begin(document, kept)
     starting("memory copy and loopback")
-    document["floor"] = floor(todo.ranks)
+    document["floor"] = kept["floor"] if kept else floor(todo.ranks)
     for ranks in todo.ranks:
+        blocks = [(f"{name} {op} on {ranks} ranks", name, op) for n, op, name in todo.blocks() if n == ranks]
+        blocks += [(f"{name} identities on {ranks} ranks", name, None) for name in todo.implementations]
+        missing = {name for label, name, _ in blocks if not resume.has(kept, label)}
         with ExitStack() as stack:
-            call = {name: _pool(name, ranks, todo, stack) for name in todo.implementations}
-            sizes = sorted({whole(size, ranks) for size in todo.sizes})
-            for _, op, name in (block for block in todo.blocks() if block[0] == ranks):
-                starting(label := f"{name} {op} on {ranks} ranks")
-                by_rank = _call(label, call[name], name, "block", op, sizes, todo.iterations, todo.budget, todo.bare)
-                document["rows"] += rows(name, op, ranks, by_rank)
+            call = {name: _pool(name, ranks, todo, timeout, stack) for name in todo.implementations if name in missing}
+            for label, name, op in blocks:
+                key = "rows" if op else "identities"
+                if kept and resume.has(kept, label):
+                    of = name, ranks, op
+                    rows_of = (one for one in kept[key] if (one["implementation"], one["ranks"], one.get("op")) == of)
+                    document[key] += rows_of
+                else:
+                    starting(label)
+                    document[key] += _measure(todo, label, call[name], name, ranks, op)
+                    resume.measured(document, label)
                 document["fits"] = fits(document["rows"])
                 document["flat"] = flat(document["rows"], document["machine"]["cores"])
                 save(document)
-            for name in todo.implementations:
-                label, payload = f"{name} identities on {ranks} ranks", whole(IDENTITY_PAYLOAD, ranks)
-                by_rank = _call(label, call[name], name, "identities", payload)
-                for identity in IDENTITIES:
-                    worst = max(one[identity] for one in by_rank)
-                    fields = {"implementation": name, "ranks": ranks, "identity": identity, "bytes": payload}
-                    document["identities"].append({**fields, "max_difference": worst, "holds": worst == 0})
     document["complete"] = True
     save(document)
     return document
+
+
+def _measure(
+    todo: Plan, label: str, call: Callable[..., list[Any]], name: str, ranks: int, op: str | None
+) -> list[Document]:
+    """The rows of one block: of all payloads of an op, or of the identities."""
+    if op:
+        sizes = sorted({whole(size, ranks) for size in todo.sizes})
+        return rows(
+            name, op, ranks, _call(label, call, name, "block", op, sizes, todo.iterations, todo.budget, todo.bare)
+        )
+    payload, found = whole(IDENTITY_PAYLOAD, ranks), []
+    by_rank = _call(label, call, name, "identities", payload)
+    for identity in IDENTITIES:
+        worst = max(one[identity] for one in by_rank)
+        fields = {"implementation": name, "ranks": ranks, "identity": identity, "bytes": payload}
+        found.append({**fields, "max_difference": worst, "holds": worst == 0})
+    return found
 
 
 def threads(ranks: int) -> int:
@@ -177,16 +201,15 @@ def threads(ranks: int) -> int:
     return int(os.environ.get("OMP_NUM_THREADS") or max(1, machine.cores() // ranks))
 
 
-def _pool(implementation: str, ranks: int, todo: Plan, stack: ExitStack) -> Callable[..., list[Any]]:
+def _pool(implementation: str, ranks: int, todo: Plan, timeout: float, stack: ExitStack) -> Callable[..., list[Any]]:
     """The function that calls a function on all ranks of a framework, whose processes end with `stack`."""
-    patience = max(300.0, 20 * todo.budget)  # seconds for one size
     if implementation == "torch":
         from torch_impl.launch import workers
 
-        return stack.enter_context(workers(ranks, todo.device, patience)).call
+        return stack.enter_context(workers(ranks, todo.device, timeout)).call
     from jax_impl import launch
 
-    return stack.enter_context(launch.workers(ranks, todo.device, patience * len(todo.sizes), threads(ranks))).call
+    return stack.enter_context(launch.workers(ranks, todo.device, timeout, threads(ranks))).call
 
 
 def _call(label: str, call: Callable[..., list[Any]], implementation: str, *args: Any) -> list[Any]:
@@ -202,18 +225,29 @@ def _call(label: str, call: Callable[..., list[Any]], implementation: str, *args
 def on_torch(device: Any, function: str, *args: Any) -> Any:
     """On a rank, which imports its own framework only."""
     from benchmarks import collectives_torch
+    from torch_impl.launch import report_phase
 
+    report_phase(args[0] if function == "block" else function)
     return getattr(collectives_torch, function)(device, *args)
 
 
 def on_jax(function: str, *args: Any) -> Any:
     """On a rank, which imports its own framework only."""
     from benchmarks import collectives_jax
+    from jax_impl.launch import report_phase
 
+    report_phase(args[0] if function == "block" else function)
     return getattr(collectives_jax, function)(*args)
 
 
-def show(todo: Plan, output: Path | None, picture: Path | None, as_json: bool) -> int:
+def show(
+    todo: Plan,
+    output: Path | None,
+    picture: Path | None,
+    as_json: bool,
+    timeout: float = 30.0,
+    kept: Document | None = None,
+) -> int:
     """Measure with progress on a terminal's stderr, print tables or JSON, write the files; the exit status."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -221,28 +255,30 @@ def show(todo: Plan, output: Path | None, picture: Path | None, as_json: bool) -
     from benchmarks import collectives_view as view
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    blocks = len(todo.blocks()) + len(todo.ranks) * len(todo.implementations)
+    keep, placed = keeper(output), True
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("", total=len(todo.blocks()))
+        task = progress.add_task("", total=blocks)
 
         def save(document: Document) -> None:
-            if output is not None:
-                write(output, document)
-            progress.advance(task)
+            nonlocal placed
+            placed = keep(document)
+            progress.update(task, completed=sum(len(run["blocks"]) for run in document["runs"]))
 
         document = failed = None
         try:
-            document = run(todo, save, lambda name: progress.update(task, description=name))
+            document = run(todo, save, lambda name: progress.update(task, description=name), timeout, kept)
         except BlockFailed as error:
             failed = error
     if document is None:
         print(failed.report.rstrip() if failed else "", file=sys.stderr)
         print("shardiff:", failed, file=sys.stderr)
         return 3
-    if picture is not None:
-        view.picture(document, picture)
     if as_json:
         print(json.dumps(document, indent=2, allow_nan=False))
     else:
         view.show(document)
+    if picture is not None:
+        view.picture(document, picture)
     holds = all(row["correct"] for row in document["rows"]) and all(one["holds"] for one in document["identities"])
-    return 0 if holds else 1
+    return (0 if holds else 1) if placed else 2

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.comm_diff import Row, align, unexplained
+from benchmarks.inputs import NotJson, read_json
+from benchmarks.watchdog import watched
 from contract import cost
 from contract.communication import Record, totals
 from contract.problem import Problem
@@ -24,7 +26,8 @@ MOST_TRACED = 16  # ranks that a laptop can run; for more, the explicit side is 
 class Diff:
     """One strategy on one target. traced: whether `explicit` was traced in a run of as many ranks; else, the formula.
 
-    memory: bytes of one device as the compiler planned them, by kind.
+    memory: bytes of one device as the compiler planned them, by kind. work: what one device does beside communicating
+    (`jax_impl.hlo.work.Work`).
     """
 
     run: Run
@@ -35,6 +38,7 @@ class Diff:
     closed_form: list[Record]
     memory: dict[str, int]
     rows: list[Row]
+    work: dict[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -45,7 +49,7 @@ class Diff:
             "target": self.target,
             "mesh": {AXES[self.run.strategy] or "one": self.run.degree},
             "explicit": {**side(self.explicit), "traced": self.traced},
-            "derived": {**side(self.derived), "memory": self.memory},
+            "derived": {**side(self.derived), "memory": self.memory, "work": self.work},
             "closed_form": {**side(self.closed_form), "implementation_totals": totals(own_formula)},
             "rows": [row.to_json() for row in self.rows],
             "unexplained": unexplained(self.rows),
@@ -58,19 +62,26 @@ def side(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def compute(
-    runs: Sequence[tuple[Run, Any]], precision: str = "default", progress: Callable[[str], None] = lambda _: None
+    runs: Sequence[tuple[Run, Any]],
+    precision: str = "default",
+    progress: Callable[[str], None] = lambda _: None,
+    timeout: float = 30,
 ) -> list[Diff]:
     """The diffs of these (run, target) pairs, in their order. Compiles while it traces.
+
+    timeout: seconds of silence after which a rank, or the compiler, is stuck.
 
     Raises ValueError for what cannot be compiled, WorkerError if a rank of a traced run fails.
     """
     from jax_impl import hlo, targets
+    from jax_impl.hlo.work import work
 
     explicit_runs = list(dict.fromkeys(replace(run, implementation="torch") for run, _ in runs))
     with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(trace_all, [run for run in explicit_runs if run.degree <= MOST_TRACED], progress)
+        pending = pool.submit(trace_all, [run for run in explicit_runs if run.degree <= MOST_TRACED], progress, timeout)
         progress(f"compiling for {', '.join(dict.fromkeys(str(target) for _, target in runs))}")
-        compiled = targets.compile_all(runs, precision)
+        with watched("the compiler", timeout):
+            compiled = targets.compile_all(runs, precision)
         traced = pending.result()
     diffs = []
     for (run, target), result in zip(runs, compiled, strict=True):
@@ -89,20 +100,24 @@ def compute(
                 closed_form,
                 asdict(result.memory),
                 align(explicit, derived),
+                asdict(work(result.hlo)),
             )
         )
     return diffs
 
 
-def trace_all(runs: Sequence[Run], progress: Callable[[str], None]) -> dict[Run, list[Record]]:
+def trace_all(runs: Sequence[Run], progress: Callable[[str], None], timeout: float = 30) -> dict[Run, list[Record]]:
     """What each explicit run communicates in one step, traced in real processes."""
     from torch_impl.launch import workers
-    from torch_impl.trace import trace_run
+    from torch_impl.worker import no_new_cache
+
+    with no_new_cache():
+        from torch_impl.trace import trace_run
 
     if not runs:
         return {}
     records = {}
-    with workers(max(run.degree for run in runs), "cpu") as pool:
+    with workers(max(run.degree for run in runs), "cpu", timeout) as pool:
         for run in runs:
             progress(f"tracing {run.strategy} on {run.degree} ranks")
             records[run] = trace_run(replace(run, device="cpu"), pool)
@@ -115,11 +130,9 @@ def read_records(path: Path) -> tuple[str, list[Record]]:
     Returns what the records are of, and them. Raises ValueError, one line that names the file, for anything else.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path}: not the JSON of one program, as shardiff trace or hlo print with --json") from None
+        data = read_json(path)
+    except NotJson as error:
+        raise ValueError(f"{error}; give the JSON of one program, as shardiff trace or hlo print with --json") from None
     for key, of in (("collectives", "module"), ("records", "program")):
         if isinstance(data, dict) and isinstance(data.get(key), list):
             try:
@@ -166,7 +179,14 @@ def plan(
     return pairs
 
 
-def show(pairs: Sequence[tuple[Run, Any]], precision: str, fail_on: str | None, png: Path | None, as_json: bool) -> int:
+def show(
+    pairs: Sequence[tuple[Run, Any]],
+    precision: str,
+    fail_on: str | None,
+    png: Path | None,
+    as_json: bool,
+    timeout: float = 30,
+) -> int:
     """Compute and print the diffs, one JSON object a line or as tables; returns 1 for what `fail_on` names, else 0."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -176,7 +196,7 @@ def show(pairs: Sequence[tuple[Run, Any]], precision: str, fail_on: str | None, 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("")
-        diffs = compute(pairs, precision, lambda text: progress.update(task, description=text))
+        diffs = compute(pairs, precision, lambda text: progress.update(task, description=text), timeout)
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
     for diff in diffs:
         if as_json:

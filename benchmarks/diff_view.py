@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.comm_diff import WHY, Row, sentence, step_bytes
+from benchmarks.figures import save
 from benchmarks.record_view import size, times
 from contract.communication import PHASES, Record, totals
 
@@ -58,6 +59,7 @@ def render(
 ) -> list[RenderableType]:
     """The table of rows, alike ones in one line."""
     from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
     from rich.table import Table
 
     alike: dict[tuple[Any, ...], list[Row]] = {}
@@ -70,7 +72,7 @@ def render(
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("phase", left, right, "verdict"):
-        table.add_column(name, overflow="fold")
+        table.add_column(escape(name), overflow="fold")
     table.add_column("wire bytes", no_wrap=True)
     shown = None
     for phase in PHASES:
@@ -82,7 +84,8 @@ def render(
             sums = [sum(row.bytes[key] for row in group) for key in ("explicit", "derived")]
             colour = {"same": "green", "rewritten": "yellow"}.get(verdict, "red")
             text = verdict if verdict == "same" or not rules else ", ".join(rules).replace("_", " ")
-            cells = (phase if phase != shown else "", describe(ours), describe(theirs), f"[{colour}]{text}[/]")
+            sides = escape(describe(ours)), escape(describe(theirs))
+            cells = (phase if phase != shown else "", *sides, f"[{colour}]{escape(text)}[/]")
             table.add_row(*cells, "\n".join(bar(amount, most) for amount in sums))
             shown = phase
     return [table]
@@ -116,9 +119,23 @@ def totals_table(diff: Diff) -> RenderableType:
 
 
 def notes(diff: Diff) -> str:
-    """The sentences of the rules, and the memory of a device."""
+    """The sentences of the rules, and memory and work of a device."""
     parts = ", ".join(f"{name.replace('_', ' ')} {size(count)}" for name, count in diff.memory.items() if count)
-    return f"{rule_notes(diff.rows, diff.explicit, diff.derived)}\nmemory of a device: {parts}".lstrip()
+    return f"{rule_notes(diff.rows, diff.explicit, diff.derived)}\nmemory of a device: {parts}{work(diff)}".lstrip()
+
+
+def work(diff: Diff) -> str:
+    """What a device computes and moves beside communicating, in a line of its own; "" where it was not read."""
+    if not diff.work:
+        return ""
+    w = diff.work
+    kinds = (
+        ("product", "products", f"{w['flops'] / 1e9:.3g} GFLOP"),
+        ("transpose", "transposes", size(w["transposed_bytes"])),
+        ("copy", "copies", size(w["copied_bytes"])),
+    )
+    parts = [f"{w[many]} {one if w[many] == 1 else many} of {amount}" for one, many, amount in kinds if w[many]]
+    return f"\nwork of a device: {', '.join(parts)}" if parts else ""
 
 
 def rule_notes(rows: Sequence[Row], explicit: Sequence[Record], derived: Sequence[Record]) -> str:
@@ -170,4 +187,4 @@ def picture(diffs: Sequence[Diff], path: Path) -> None:
     legend = [Patch(facecolor=colour, label=op) for op, colour in used.items()]
     legend.append(Patch(facecolor="#bbbbbb", edgecolor="white", hatch="///", label="in the backward pass"))
     figure.legend(handles=legend, loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path, dpi=150)
+    save(figure, path)

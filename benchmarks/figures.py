@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.results_io import unwritable, write
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Spread = dict[str, float]  # {"median", "q1", "q3"}
 
@@ -34,5 +42,16 @@ def round_ratios(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[floa
 
 def check_path(name: str, path: Path | None, suffix: str) -> None:
     """ValueError unless a file of this name can be made."""
-    if path is not None and (path.suffix != suffix or not path.parent.is_dir() or path.is_dir()):
+    if path is None:
+        return
+    if path.suffix != suffix or not os.path.isdir(path.parent) or (os.path.exists(path) and not os.path.isfile(path)):
         raise ValueError(f"the {name} must be a {suffix} file in a folder that exists, got {str(path)!r}")
+    if reason := unwritable(path):
+        raise ValueError(f"the {name} {str(path)!r} cannot be written: {reason}")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture, in the format that its name says."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix[1:], dpi=150)
+    write(path, picture.getvalue())

@@ -6,9 +6,10 @@ import json
 import sys
 from collections.abc import Sequence
 
+from benchmarks import inputs
 from benchmarks.record_view import summary, table
 from contract.communication import totals
-from jax_impl.hlo import HloError, Module, read_bytes, read_file
+from jax_impl import hlo
 
 
 def show(files: Sequence[str], as_json: bool) -> int:
@@ -19,9 +20,9 @@ def show(files: Sequence[str], as_json: bool) -> int:
     status = 0
     for file in files:
         try:
-            module = read_bytes(sys.stdin.buffer.read(), "<stdin>") if file == "-" else read_file(file)
-        except HloError as error:
-            print(f"shardiff: {error}", file=sys.stderr)
+            module = hlo.read_bytes(inputs.read_bytes(file), "<stdin>" if file == "-" else file, inputs.most_bytes())
+        except (hlo.HloError, inputs.Unreadable) as error:
+            print("shardiff:", inputs.one_line(error), file=sys.stderr)
             status = 2
             continue
         if as_json:
@@ -31,7 +32,7 @@ def show(files: Sequence[str], as_json: bool) -> int:
     return status
 
 
-def to_json(file: str, module: Module) -> dict[str, object]:
+def to_json(file: str, module: hlo.Module) -> dict[str, object]:
     """Plain JSON types."""
     return {
         "file": file,
@@ -42,7 +43,7 @@ def to_json(file: str, module: Module) -> dict[str, object]:
     }
 
 
-def _print(file: str, module: Module) -> None:
+def _print(file: str, module: hlo.Module) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)

@@ -39,6 +39,21 @@ def group(record: Record) -> str:
     return f"{record.axis} {text}" if record.axis else text
 
 
+def members(record: Record, most: int = 4) -> str:
+    """Who takes part: `tp 0-3`, `dp 0,2 1,3`, `0>1 1>2`. Cut off where it is long."""
+    if record.edges is not None:
+        texts = [f"{source}>{target}" for source, target in record.edges]
+    else:
+        texts = [
+            f"{ranks[0]}-{ranks[-1]}"
+            if len(ranks) > 2 and len(ranks) == ranks[-1] - ranks[0] + 1
+            else ",".join(map(str, ranks))
+            for ranks in record.groups or ()
+        ]
+    more = [f"... {len(texts) - most} more"] if len(texts) > most else []
+    return " ".join([*([record.axis] if record.axis else []), *texts[:most], *more])
+
+
 def place(source: str | None) -> str:
     """file:line, relative to the current directory where it lies below."""
     if not source:
@@ -47,12 +62,17 @@ def place(source: str | None) -> str:
     return source.removeprefix(below) if source.startswith(below) else os.sep.join(source.split(os.sep)[-3:])
 
 
-def table(records: Sequence[Record]) -> Table:
-    """One line for each kind of record, in phases; alike ones counted."""
+def table(records: Sequence[Record], by_rank: bool = False) -> Table:
+    """One line for each kind of record, in phases; alike ones counted.
+
+    by_rank: for a program whose ranks mean something to the reader: which they are, not how many, and what they send.
+    """
     from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
     from rich.table import Table
 
     result = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    what = by_rank and any(record.detail for record in records)
     for name, justify in (
         ("phase", "left"),
         ("n", "right"),
@@ -63,6 +83,7 @@ def table(records: Sequence[Record]) -> Table:
         ("group", "left"),
         ("times", "right"),
         ("source", "left"),
+        *([("what", "left")] if what else []),
     ):
         result.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     shown = None
@@ -70,10 +91,12 @@ def table(records: Sequence[Record]) -> Table:
         lines: dict[tuple[str, ...], int] = {}
         for r in (r for r in records if r.phase == phase):
             op = " ".join([r.op, *(["async"] if r.is_async else []), *r.flags])
-            cells = (op, size(r.payload_bytes), size(r.wire_bytes), r.dtype, group(r), times(r), place(r.source))
+            among = members(r) if by_rank else group(r)
+            cells = (op, size(r.payload_bytes), size(r.wire_bytes), r.dtype, among, times(r), place(r.source))
+            cells = (*cells, r.detail or "") if what else cells
             lines[cells] = lines.get(cells, 0) + 1
         for cells, count in lines.items():
-            result.add_row(phase if phase != shown else "", str(count) if count > 1 else "", *cells)
+            result.add_row(phase if phase != shown else "", str(count) if count > 1 else "", *map(escape, cells))
             shown = phase
     return result
 

@@ -171,6 +171,7 @@ def _short(fact: Any) -> str:
 def tables(comparison: Document, complete: bool) -> list[RenderableType]:
     """A table for each section and setting. complete: every figure, where it would be more than MOST lines."""
     from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
     from rich.table import Table
 
     groups: dict[tuple[str, str], list[Document]] = {}
@@ -179,7 +180,7 @@ def tables(comparison: Document, complete: bool) -> list[RenderableType]:
     result: list[RenderableType] = []
     for (section, setting), rows in groups.items():
         shown = rows if complete or len(rows) <= MOST else [row for row in rows if row["flag"]]
-        made = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), title=f"{section}: {setting}")
+        made = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), title=escape(f"{section}: {setting}"))
         made.title_justify = "left"
         made.add_column("figure", overflow="fold")
         for name in ("old", "new", "new / old"):
@@ -189,7 +190,7 @@ def tables(comparison: Document, complete: bool) -> list[RenderableType]:
             ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
             colour = {SLOWER: "red", "faster": "green"}.get(row["flag"], "yellow")
             flag = f"[{colour}]{row['flag']}[/]" if row["flag"] else ""
-            made.add_row(row["figure"], *(number(row[key], row["unit"]) for key in ("old", "new")), ratio, flag)
+            made.add_row(escape(row["figure"]), *(number(row[key], row["unit"]) for key in ("old", "new")), ratio, flag)
         if len(shown) < len(rows):
             made.caption = f"{len(rows) - len(shown)} more are not flagged; --verbose shows them"
             made.caption_justify = "left"

@@ -10,8 +10,9 @@ from typing import Any
 
 from benchmarks.collectives_view import size as binary_size
 from benchmarks.diff_view import OTHER
+from benchmarks.figures import save
 from benchmarks.record_view import size
-from benchmarks.report_blocks import Block, Picture
+from benchmarks.report_blocks import Block, Picture, Text
 
 Document = dict[str, Any]
 Draw = Callable[[str, str, Callable[[Path], object]], list[Block]]  # name, what is seen, what draws it into a file
@@ -24,13 +25,16 @@ DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
 
 
 def drawn(name: str, text: str, draw: Callable[[Path], object]) -> list[Block]:
-    """The picture that `draw` saves, as SVG."""
+    """The picture that `draw` saves, as SVG; where it cannot be drawn, why: a report must not be lost for a picture."""
     import matplotlib
 
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells when it has to look for fonts
     with tempfile.TemporaryDirectory(prefix="shardiff-") as directory, matplotlib.rc_context({"svg.hashsalt": name}):
         path = Path(directory, f"{name}.svg")
-        draw(path)
+        try:
+            draw(path)
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            return [Text(f"The picture {name} could not be drawn: {type(error).__name__} {error}.", "warning")]
         return [Picture(name, text, path.read_bytes())]
 
 
@@ -105,7 +109,7 @@ def bandwidth(document: Document, path: Path) -> None:
     figure.legend(handles=legend, loc="outside lower center", ncols=3, frameon=False, fontsize=8.5)
     transport = document["settings"]["transport"]
     figure.suptitle(f"Bus bandwidth of one collective by itself, median; {transport}", x=0.01, ha="left", fontsize=11)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def _dash(ranks: int, counts: Sequence[int]) -> Any:
@@ -155,7 +159,7 @@ def memory(document: Document, path: Path) -> None:
     legend = [Patch(facecolor=colour, label=kind.replace("_", " ")) for kind, colour in COLOURS.items()]
     legend.append(Patch(facecolor="#bbbbbb", edgecolor="white", hatch="////", label="closed form (lower bar)"))
     figure.legend(handles=legend, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def _memory_panel(axes: Any, ranks: int, rows: Sequence[Document]) -> None:

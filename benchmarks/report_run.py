@@ -97,11 +97,25 @@ def measure(section: str, line: str, directory: Path) -> Document:
         device = "cuda" if machine.num_gpus() >= Run().degree else "cpu"
         document = {"kind": section, "schema": SCHEMA, "settings": {"device": device}, **json.loads(output(line))}
     else:
-        output(f"{line} --output", str(file))
+        bench(line, file)
         document = json.loads(file.read_text(encoding="utf-8"))
     document = {"command": line, **document}
     write(file, document)
     return document
+
+
+def bench(line: str, file: Path) -> None:
+    """Run a benchmark; what an interrupted one has left in the file is kept, if all its settings are the same."""
+    with suppress(ValueError):
+        (left,) = read_file(file).values()
+        if not left.get("complete", True) and same_origin(left["machine"], machine.facts()):
+            try:
+                output(f"{line} --resume --output", str(file))
+                return
+            except Failed as error:
+                if not str(error).endswith("status 2"):  # other settings, said in a line: all is measured anew
+                    raise
+    output(f"{line} --output", str(file))
 
 
 def diffs(line: str) -> Document:

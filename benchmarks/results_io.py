@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from benchmarks.inputs import NotJson, one_line, read_json
 
 SECTIONS = ("check", "diff", "collectives", "steps", "bubbles")
 SCHEMA = 1
@@ -45,16 +48,15 @@ def read(path: Path) -> dict[str, Document]:
 def read_file(path: Path) -> dict[str, Document]:
     """Section -> document, of one file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        raise NoResult(f"{path}: no JSON") from None
+        content = read_json(path)
+    except NotJson as error:
+        raise NoResult(str(error)) from None
     kind = kind_of(content)
     if kind is None:
         raise NoResult(f"{path}: no result of shardiff check --json, bench or report")
     if content.get("schema", SCHEMA) != SCHEMA:
-        raise ValueError(f"{path}: version {content['schema']} of {kind}; this shardiff reads version {SCHEMA}")
+        version = one_line(content["schema"])[:40]
+        raise ValueError(f"{path}: version {version} of {kind}; this shardiff reads version {SCHEMA}")
     documents = content.get("sections") if kind == "report" else {kind: content}
     if not isinstance(documents, dict) or not documents.keys() <= set(SECTIONS):
         raise ValueError(f"{path}: a report with sections other than {', '.join(SECTIONS)}")
@@ -75,20 +77,21 @@ def kind_of(content: Any) -> str | None:
 
 
 def broken(section: str, document: Any) -> str | None:
-    """What is missing in a document; None if it can be shown."""
+    """What is wrong in a document; None if it can be shown."""
+    from benchmarks import results_schema
     from benchmarks.report_compare import figures
     from benchmarks.report_sections import blocks, summary
 
-    try:
-        if document.get("kind", section) != section:
-            return f"it is one of {document['kind']}"
-        for name in FACTS:
-            document["machine"][name]
+    if isinstance(document, dict) and document.get("kind", section) != section:
+        return f"it is one of {one_line(document['kind'])[:40]}"
+    if flaw := results_schema.broken(section, document):
+        return flaw
+    try:  # what no schema says: indices without records, settings that do not fit each other
         figures(section, document)
         summary(section, document)
         blocks(section, document, pictures=False)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError) as error:
-        return " ".join(f"{type(error).__name__} {error}".split())
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        return one_line(f"{type(error).__name__} {error}")[:200]
     return None
 
 
@@ -99,17 +102,60 @@ def same_origin(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 
 def write(path: Path, content: bytes | str | Document) -> None:
-    """Replace a file at once: text, bytes, or a document as JSON. If that fails, the old file stays as it is."""
-    if isinstance(content, dict):
-        content = json.dumps(content, indent=1, allow_nan=False) + "\n"
-    data = content.encode() if isinstance(content, str) else content
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    """Replace a file at once: text, bytes, or a document as JSON. Raises OSError, and the old file stays as it is."""
+    target = Path(os.path.realpath(path))  # of a link, what it leads to is replaced
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".shardiff-", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.write(encoded(content))
+            file.flush()
+            os.fsync(file.fileno())
         os.chmod(name, 0o644)
-        os.replace(name, path)
+        os.replace(name, target)
     except BaseException:
         with suppress(OSError):
             os.unlink(name)
         raise
+
+
+def encoded(content: bytes | str | Document) -> bytes:
+    """As it stands in a file."""
+    if isinstance(content, dict):
+        content = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    return content.encode() if isinstance(content, str) else content
+
+
+def unwritable(path: Path) -> str | None:
+    """Why no file can be written there, by writing one beside it; None if it can."""
+    try:
+        with suppress(FileNotFoundError):
+            path.lstat()  # refuses names that are too long
+        with tempfile.NamedTemporaryFile(dir=Path(os.path.realpath(path)).parent, prefix=".shardiff-") as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
+
+def keeper(path: Path | None) -> Callable[[bytes | str | Document], bool]:
+    """A function that writes what must not be lost, and returns whether it is where it should be.
+
+    Where `path` cannot be written (a disk became full) it goes to the temporary directory from then on, and one line on
+    standard error says where; where that fails too, to standard error itself once nothing else is left to try.
+    """
+    places = [] if path is None else [path, Path(tempfile.gettempdir(), f"shardiff-{os.getpid()}-{path.name}")]
+
+    def keep(content: bytes | str | Document) -> bool:
+        while places:
+            try:
+                write(places[0], content)
+                return places[0] == path
+            except OSError as error:
+                failed = places.pop(0)
+                then = f"; it goes to {places[0]}" if places else ""
+                print(f"shardiff: {failed}: cannot be written: {error.strerror}{then}", file=sys.stderr)
+        return path is None
+
+    return keep

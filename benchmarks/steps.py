@@ -7,10 +7,12 @@ turns step by step; the two sets take turns by blocks of iterations (`benchmarks
 The document, plain JSON; seconds, bytes; a spread is {"median", "q1", "q3"}; what was not measured is null:
 
     kind "steps", schema 1, complete (false in partial results), machine (`benchmarks.machine.facts`), method, settings
+    runs     date, blocks: what was measured in which run, where an interrupted one was resumed
     rows     ranks, strategy, implementation, framework, peer, step_seconds, compute_seconds, exposed_seconds (spreads),
              exposed_share, samples_seconds[round][iteration] (slowest rank), memory {measured, closed_form} (of the
              rank with most; parameters, gradients, optimizer_state, activations, temporaries), wire_bytes (closed form,
-             of a rank in a step), wire_bytes_compiled (JAX), loss (last), difference (of parameters, from the first's)
+             of a rank in a step), wire_bytes_compiled (JAX), work (JAX: `jax_impl.hlo.work.Work`), loss (last),
+             difference (of parameters, from the first's)
              What is a formula is null for peers that are context: they do something else.
     ratios   ranks, strategy, of, to, ratio (spread), by ("iterations": of adjacent ones; "rounds": of medians)
     single_device   framework, matmul and forward_backward flops per second (spreads), share, update and copy bytes per
@@ -21,11 +23,11 @@ The document, plain JSON; seconds, bytes; a spread is {"median", "q1", "q3"}; wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks import machine, turns
+from benchmarks import machine, resume, turns
 from benchmarks.steps_numbers import IMPLEMENTATIONS, METHOD, PEERS, Samples, disagreements, rates, ratios, rows
 from contract.problem import Problem
 from contract.strategy import STRATEGIES, Run
@@ -51,6 +53,10 @@ class Plan:
         ours = ("torch",) if framework == "torch" else ("shard_map", "annotated")
         peers = PEERS[run.strategy][framework] if "peer" in self.implementations else ()
         return [name for name in ours if name in self.implementations] + list(peers)
+
+    def contestants(self) -> list[tuple[Run, int]]:
+        """(run, how many models its ranks hold at once); one on a group that sends nothing is a second model."""
+        return [(run, sum(len(self.names(run, framework)) for framework in ("torch", "jax"))) for run in self.runs]
 
 
 def plan(
@@ -103,12 +109,8 @@ def plan(
     )
 
 
-def measure(
-    plan: Plan,
-    save: Callable[[dict[str, Any]], None] = lambda document: None,
-    starting: Callable[[str], None] = lambda what: None,
-) -> dict[str, Any]:
-    """The document. save: called with it whenever it has grown. Raises WorkerError of either launcher, TimeoutError."""
+def begin(plan: Plan) -> dict[str, Any]:
+    """The document before anything is measured."""
     run = plan.runs[0]
     document: dict[str, Any] = {"kind": "steps", "schema": 1, "complete": False, "machine": machine.facts()}
     document["method"] = METHOD
@@ -119,28 +121,66 @@ def measure(
         "iterations": plan.iterations,
         "rounds": plan.rounds,
         "device": plan.device,
+        "speed_batch": plan.speed_batch,
+        "implementations": list(plan.implementations),
+        "blocks": [block(run) for run in plan.runs],
     }
-    document |= {"rows": [], "ratios": [], "single_device": [], "failures": []}
+    return document | {"runs": [], "rows": [], "ratios": [], "single_device": [], "failures": []}
+
+
+def block(run: Run) -> str:
+    """What is measured together, all contestants in turn: it is kept as a whole or measured again as a whole."""
+    return f"{run.strategy} on {run.degree} ranks"
+
+
+def measure(
+    plan: Plan,
+    save: Callable[[dict[str, Any]], object] = lambda document: None,
+    starting: Callable[[str], None] = lambda what: None,
+    kept: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The document. save: called with it whenever it has grown; kept: an interrupted run's document, whose finished
+    blocks are not measured again. Raises WorkerError of either launcher, TimeoutError."""
+    document = begin(plan)
+    resume.begin(document, kept)
     for degree in dict.fromkeys(run.degree for run in plan.runs):
         runs = [run for run in plan.runs if run.degree == degree]
+        rated = [run for run in runs if run.strategy == "single_device"]
+        frameworks = [name for name in ("torch", "jax") if any(plan.names(run, name) for run in runs)]
+        blocks = [*map(block, runs), *(f"{name} rates" for name in frameworks if rated)]
         starting(f"{degree} ranks: start")
-        with sets(plan, runs) as by_framework:
+        everything_kept = all(resume.has(kept, one) for one in blocks)
+        with nullcontext({}) if everything_kept else sets(plan, runs) as by_framework:
             for run in runs:
+                if kept and resume.has(kept, block(run)):
+                    take(document, kept, run)
+                    continue
                 before = {key: list(document[key]) for key in ("rows", "ratios", "failures")}
                 for parts in strategy(plan, run, by_framework, starting):
                     document |= {key: before[key] + parts[key] for key in before}
                     save(document)
-            if any(run.strategy == "single_device" for run in runs):
-                for framework, ranks in by_framework.items():
-                    starting(f"{framework}: share of the matrix-product rate")
-                    mine = replace(runs[0], problem=replace(run.problem, batch=plan.speed_batch))
-                    mine = replace(mine, implementation="torch" if framework == "torch" else "annotated")
-                    taken = ranks.call("speed", mine, max(3, plan.iterations // 3))[0]
-                    document["single_device"].append(rates(mine, framework, taken))
-                    save(document)
+                resume.measured(document, block(run))
+            for framework in frameworks if rated else ():
+                if kept and resume.has(kept, f"{framework} rates"):
+                    document["single_device"] += [r for r in kept["single_device"] if r["framework"] == framework]
+                    continue
+                starting(f"{framework}: share of the matrix-product rate")
+                mine = replace(runs[0], problem=replace(runs[0].problem, batch=plan.speed_batch))
+                mine = replace(mine, implementation="torch" if framework == "torch" else "annotated")
+                taken = by_framework[framework].call("speed", mine, max(3, plan.iterations // 3))[0]
+                document["single_device"].append(rates(mine, framework, taken))
+                resume.measured(document, f"{framework} rates")
+                save(document)
     document["complete"] = True
     save(document)
     return document
+
+
+def take(document: dict[str, Any], kept: dict[str, Any], run: Run) -> None:
+    """Put what an earlier document has of a run into another."""
+    for key in ("rows", "ratios"):
+        document[key] += [r for r in kept[key] if (r["strategy"], r["ranks"]) == (run.strategy, run.degree)]
+    document["failures"] += [one for one in kept["failures"] if f" {block(run)}:" in one]
 
 
 @contextmanager

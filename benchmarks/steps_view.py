@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import machine, steps
+from benchmarks import machine, resume, steps, steps_why
+from benchmarks.figures import save
 from benchmarks.record_view import size
-from benchmarks.results_io import write
+from benchmarks.results_io import keeper
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,20 +19,28 @@ COMPUTE, EXPOSED, WHOLE = "#0072B2", "#E69F00", "#999999"  # Okabe and Ito's
 HELD = ("parameters", "gradients", "optimizer_state")
 
 
-def show(plan: steps.Plan, output: Path | None, picture_file: Path | None, as_json: bool) -> int:
+def show(
+    plan: steps.Plan,
+    output: Path | None,
+    picture_file: Path | None,
+    as_json: bool,
+    kept: dict[str, Any] | None = None,
+) -> int:
     """Measure, write the files, print tables or JSON; the exit status."""
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-    def save(document: dict[str, Any]) -> None:
-        if output is not None:
-            write(output, document)
+    keep, placed = keeper(output), True
+
+    def save_it(document: dict[str, Any]) -> None:
+        nonlocal placed
+        placed = keep(document)
 
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("")
         try:
-            document = steps.measure(plan, save, lambda what: progress.update(task, description=what))
+            document = steps.measure(plan, save_it, lambda what: progress.update(task, description=what), kept)
         except (RuntimeError, TimeoutError) as error:  # both launchers' WorkerError is a RuntimeError
             if not isinstance(error, TimeoutError) and type(error).__name__ != "WorkerError":
                 raise
@@ -39,17 +48,19 @@ def show(plan: steps.Plan, output: Path | None, picture_file: Path | None, as_js
             report = str(error).strip()
             print(f"{report}\nshardiff: bench steps: {report.splitlines()[0].rstrip(':')}", file=sys.stderr)
             return 3
-    if picture_file is not None:
-        picture(document, picture_file)
     if as_json:
         print(json.dumps(document, indent=1, allow_nan=False))
     else:
         console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
         for part in tables(document):
             console.print(part)
-        for line in [*document["failures"], setting(document), machine.summary(document["machine"])]:
+        origin = resume.sentence(document)
+        lines = [*document["failures"], *steps_why.reasons(document), setting(document), *([origin] if origin else [])]
+        for line in [*lines, machine.summary(document["machine"])]:
             console.print(line, markup=False)
-    return 1 if document["failures"] else 0
+    if picture_file is not None:
+        picture(document, picture_file)
+    return (1 if document["failures"] else 0) if placed else 2
 
 
 def setting(document: dict[str, Any]) -> str:
@@ -167,7 +178,7 @@ def picture(document: dict[str, Any], path: Path) -> None:
         Patch(facecolor=WHOLE, label="not split"),
     ]
     figure.legend(handles=legend, loc="outside lower center", ncols=3, frameon=False)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def _panel(axes: Any, ranks: int, rows: list[dict[str, Any]]) -> None:

@@ -90,7 +90,8 @@ class Record:
         values = dict(fields)
         for name, value in fields.items():
             if not _VALID.get(name, _never)(value):
-                raise ValueError(f"{name} of a record cannot be {str(value)[:40]!r}")
+                shown = "a number beyond 2**63" if type(value) is int and abs(value) >= 2**63 else str(value)[:40]
+                raise ValueError(f"{str(name)[:40]} of a record cannot be {shown!r}")
         values["executions"] = Executions(**values.get("executions", {}))
         for key in ("groups", "edges"):
             if values.get(key) is not None:
@@ -105,7 +106,7 @@ def _never(value: Any) -> bool:
 
 
 def _count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _text(value: Any) -> bool:

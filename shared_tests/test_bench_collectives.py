@@ -56,7 +56,7 @@ def test_every_op_has_right_values_in_both_frameworks_at_every_size(document):
 
 
 def test_the_document_keeps_its_schema(document):
-    keys = "kind machine method settings complete floor rows fits identities flat"
+    keys = "kind machine method settings complete runs floor rows fits identities flat"
     assert list(document) == keys.split() and document["complete"] is True
     for row in document["rows"]:
         assert {key: type(value) for key, value in row.items()} == ROW
@@ -346,3 +346,17 @@ def test_wrong_input_is_refused_in_one_line(arguments, message):
     result = CliRunner().invoke(bench, ["collectives", *arguments])
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"shardiff: {message}") and result.stderr.count("\n") == 1
+
+
+def test_wrong_values_are_named_with_what_is_known_of_them():
+    from shared_tests.report_documents import timed
+
+    document = timed()
+    by = {(row["implementation"], row["op"], row["ranks"], row["bytes"], row["mode"]): row for row in document["rows"]}
+    by["torch", "permute", 4, 1024, "per_iteration"]["correct"] = False
+    race = by["jax", "all_reduce", 2, 4096, "per_iteration"]
+    race |= {"op": "scatter", "runs_as": "reduce_scatter", "correct": False}
+    told = [line for line in view.lines(document) if line.startswith("WRONG")]
+    assert told[0] == "WRONG: torch permute of 1 KiB on 4 ranks."
+    assert told[1].startswith("WRONG: jax scatter of 4 KiB on 2 ranks, at times: gloo's reduce_scatter")
+    assert len(told) == 2

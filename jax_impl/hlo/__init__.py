@@ -15,13 +15,14 @@ bound), "uneven_groups" (group_size is the largest).
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from contract.communication import Record
-from jax_impl.hlo.errors import HloError, display
+from jax_impl.hlo.errors import HloError, display, shown
 from jax_impl.hlo.flow import follow_calls
 from jax_impl.hlo.instruction import attributes, clean, stack_frames
 from jax_impl.hlo.phases import Phases
@@ -48,9 +49,9 @@ def read_file(path: str | Path) -> Module:
     return _read(decode(load(path), str(path)), str(path))
 
 
-def read_bytes(data: bytes, name: str) -> Module:
-    """Read HLO text, gzipped or not; `name` stands for it in errors. Raises HloError."""
-    return _read(decode(data, name), name)
+def read_bytes(data: bytes, name: str, most: int | None = None) -> Module:
+    """Read HLO text, gzipped or not; `name` stands for it in errors. most: bytes of text. Raises HloError."""
+    return _read(decode(data, name, most), name)
 
 
 def read(text: str, name: str = "<text>") -> Module:
@@ -68,13 +69,19 @@ def load(path: str | Path) -> bytes:
         raise HloError(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
 
 
-def decode(data: bytes, name: str) -> str:
-    """Text with one character per byte (see jax_impl.hlo.text), whatever the encoding. Raises HloError."""
+def decode(data: bytes, name: str, most: int | None = None) -> str:
+    """Text with one character per byte (see jax_impl.hlo.text), whatever the encoding.
+
+    most: bytes that a gzip file may hold. Raises HloError.
+    """
     if data[:2] == b"\x1f\x8b":
         try:
-            data = gzip.decompress(data)
+            with gzip.open(io.BytesIO(data)) as file:
+                data = file.read(-1 if most is None else most + 1)
         except (OSError, EOFError, zlib.error):
             raise HloError(f"{name}: the gzip file is cut off or damaged") from None
+        if most is not None and len(data) > most:
+            raise HloError(f"{name}: the gzip file holds more than {most:,} bytes, which is what memory is there for")
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):  # what a shell on Windows writes
         data = data.decode("utf-16", "replace").encode("utf-8", "replace")
     return data.removeprefix(b"\xef\xbb\xbf").decode("latin-1")
@@ -116,5 +123,5 @@ def _module(text: str) -> Module:
 def count(value: str) -> int:
     """A device count of the module header."""
     if not re.fullmatch(r"\d{1,9}", value) or int(value) == 0:
-        raise HloError(f"{display(value[:20])!r} is no number of devices")
+        raise HloError(f"{shown(value)!r} is no number of devices")
     return int(value)

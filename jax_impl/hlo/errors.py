@@ -12,6 +12,11 @@ def display(text: str) -> str:
     return text if text.isascii() else text.encode("latin-1", "replace").decode("utf-8", "replace")
 
 
+def shown(text: str, most: int = 60) -> str:
+    """A piece of program text for an error, cut off where it is long."""
+    return display(text) if len(text) <= most else f"{display(text[:most])}..."
+
+
 def error(text: str, position: int, problem: str) -> HloError:
     """An HloError that names the line."""
     return HloError(f"line {text.count(chr(10), 0, position) + 1}: {problem}")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from contract.communication import Executions
-from jax_impl.hlo.errors import HloError, display
+from jax_impl.hlo.errors import HloError, shown
 from jax_impl.hlo.instruction import Instruction, instruction, names
 from jax_impl.hlo.loops import Site, trip_count
 from jax_impl.hlo.text import COMMENT, NAME, Program, Statement
@@ -76,7 +76,7 @@ def follow_calls(program: Program, sites: list[tuple[str, Statement]], holders: 
         site = instruction(program.text, statement)
         for callee, role in callees(site):
             if callee not in program.computations:
-                raise HloError(f"computation {display(callee)} is called but not in the text: a part is missing")
+                raise HloError(f"computation {shown(callee)} is called but not in the text: a part is missing")
             called[callee].append(Site(caller, site, role))
     leading -= set(missing)
     callers: dict[str, list[Call]] = {name: [] for name in leading}
@@ -104,7 +104,7 @@ def follow_calls(program: Program, sites: list[tuple[str, Statement]], holders: 
             if waiting[call.callee] == 0:
                 ready.append(call.callee)
     if stuck := [name for name, count in waiting.items() if count]:
-        raise HloError(f"computation {display(min(stuck))} calls itself")
+        raise HloError(f"computation {shown(min(stuck))} calls itself")
     reached = {name: [call for call in found if call.caller in executions] for name, found in callers.items()}
     return Flow(executions, asynchronous, reached)
 

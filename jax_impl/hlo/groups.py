@@ -15,7 +15,7 @@ from math import prod
 
 import numpy as np
 
-from jax_impl.hlo.errors import HloError, display
+from jax_impl.hlo.errors import HloError, shown
 from jax_impl.hlo.instruction import split
 
 Groups = tuple[tuple[int, ...], ...]
@@ -76,19 +76,19 @@ def parse_groups(value: str) -> tuple[Groups | None, int]:
     if found := IOTA.fullmatch(value):
         shape = integers(found[1])
         if len(shape) != 2 or 0 in shape:
-            raise HloError(f"replica groups {display(value)!r}: expected [groups,size]<=[...]")
+            raise HloError(f"replica groups {shown(value)!r}: expected [groups,size]<=[...]")
         ids = iota(integers(found[2] or found[1]), found[3], prod(shape), value)
         return (None if ids is None else rows(ids.reshape(shape))), shape[1]
     if found := MESH.fullmatch(value):
         return mesh_groups(value, found[1], found[2], found[3])
-    raise HloError(f"replica groups {display(value[:60])!r} cannot be read")
+    raise HloError(f"replica groups {shown(value)!r} cannot be read")
 
 
 def id_lists(value: str) -> Groups:
     """`{{0,1},{2,3}}` as tuples. Negative ids are padding and are left out."""
     lists = re.findall(r"\{([^{}]*)\}", value.strip()[1:-1])
     if not re.fullmatch(r"[{}\d,\s\-]*", value):
-        raise HloError(f"device ids {display(value[:60])!r} cannot be read")
+        raise HloError(f"device ids {shown(value)!r} cannot be read")
     return tuple(tuple(number for number in integers(ids) if number >= 0) for ids in lists)
 
 
@@ -96,7 +96,7 @@ def integers(text: str) -> list[int]:
     """`1, 2,3` as numbers."""
     found = [number.strip() for number in text.split(",") if number.strip()]
     if not all(re.fullmatch(r"-?\d{1,9}", number) for number in found):
-        raise HloError(f"numbers {display(text[:60])!r} cannot be read")
+        raise HloError(f"numbers {shown(text)!r} cannot be read")
     return [int(number) for number in found]
 
 
@@ -104,7 +104,7 @@ def iota(dims: list[int], permutation: str | None, count: int, value: str) -> np
     """0..count-1 in the order that `<=[dims]T(permutation)` says, None where they are too many."""
     order = integers(permutation) if permutation else list(range(len(dims)))
     if prod(dims) != count or sorted(order) != list(range(len(dims))):
-        raise HloError(f"replica groups {display(value)!r} do not multiply up")
+        raise HloError(f"replica groups {shown(value)!r} do not multiply up")
     return np.arange(count).reshape(dims).transpose(order).reshape(-1) if count <= MAX_IDS else None
 
 
@@ -119,7 +119,7 @@ def mesh_groups(value: str, mesh: str, device_ids: str | None, axes: str) -> tup
     for piece in split(mesh):
         axis = MESH_AXIS.fullmatch(piece)
         if not axis or axis[1] in names or axis[2].strip("0") == "":
-            raise HloError(f"replica groups {display(value)!r}: axis {display(piece)!r} cannot be read")
+            raise HloError(f"replica groups {shown(value)!r}: axis {shown(piece)!r} cannot be read")
         names.append(axis[1])
         sizes.append(int(axis[2]))
     count = prod(sizes)
@@ -130,11 +130,11 @@ def mesh_groups(value: str, mesh: str, device_ids: str | None, axes: str) -> tup
     for piece in split(axes):
         part = MESH_PART.fullmatch(piece)
         if not part or part[1] not in cuts:
-            raise HloError(f"replica groups {display(value)!r}: axis {display(piece)!r} is not in the mesh")
+            raise HloError(f"replica groups {shown(value)!r}: axis {shown(piece)!r} is not in the mesh")
         total = sizes[names.index(part[1])]
         before, size = (int(part[2]), int(part[3])) if part[2] else (1, total)
         if not before or not size or total % (before * size):
-            raise HloError(f"replica groups {display(value)!r}: axis {display(piece)!r} does not divide {total}")
+            raise HloError(f"replica groups {shown(value)!r}: axis {shown(piece)!r} does not divide {total}")
         cuts[part[1]] |= {before, before * size}
         parts.append((part[1], before, before * size))
     factors = [(name, low, high) for name in names for low, high in steps(sorted(cuts[name]), value)]
@@ -142,7 +142,7 @@ def mesh_groups(value: str, mesh: str, device_ids: str | None, axes: str) -> tup
     for name, low, high in parts:
         chosen += [i for i, f in enumerate(factors) if f[0] == name and low <= f[1] and f[2] <= high]
     if len(set(chosen)) != len(chosen):
-        raise HloError(f"replica groups {display(value)!r} name an axis twice")
+        raise HloError(f"replica groups {shown(value)!r} name an axis twice")
     lengths = [high // low for _, low, high in factors]
     size = prod(lengths[i] for i in chosen)
     if count > MAX_IDS:
@@ -156,7 +156,7 @@ def steps(cuts: list[int], value: str) -> list[tuple[int, int]]:
     """Neighbouring cuts of an axis, each of which must divide the next."""
     pairs = list(zip(cuts, cuts[1:], strict=False))
     if any(high % low for low, high in pairs):
-        raise HloError(f"replica groups {display(value)!r}: parts of an axis overlap")
+        raise HloError(f"replica groups {shown(value)!r}: parts of an axis overlap")
     return pairs
 
 
@@ -170,7 +170,7 @@ def mesh_devices(device_ids: str | None, count: int, value: str) -> np.ndarray:
         return ids
     ids = np.array(integers(device_ids), dtype=np.int64)
     if ids.size != count or (ids < 0).any():
-        raise HloError(f"replica groups {display(value)!r}: {ids.size} device ids for a mesh of {count}")
+        raise HloError(f"replica groups {shown(value)!r}: {ids.size} device ids for a mesh of {count}")
     return ids
 
 
@@ -179,7 +179,7 @@ def device_edges(value: str, mode: str, replicas: int, partitions: int) -> tuple
     """(source, target) pairs of a permute, flattened ids. None where they are too many to list. Raises HloError."""
     pairs = id_lists(value)
     if any(len(pair) != 2 for pair in pairs):
-        raise HloError(f"source_target_pairs {display(value[:60])!r} are no pairs")
+        raise HloError(f"source_target_pairs {shown(value)!r} are no pairs")
     scope = replicas if mode == "cross_replica" else partitions
     if pairs and max(map(max, pairs)) >= scope:
         mode = "flattened_id"

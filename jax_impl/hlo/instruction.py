@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from jax_impl.hlo.errors import HloError, display, error
+from jax_impl.hlo.errors import HloError, display, error, shown
 from jax_impl.hlo.text import COMMENT, GROUP, NAME, STRING, Program, Statement, balanced, statements
 
 PIECE = re.compile(rf'[^"()\[\]{{}},]*(?:(?:{STRING}|{GROUP})[^"()\[\]{{}},]*)*', re.S)
@@ -130,7 +130,7 @@ def instruction(text: str, statement: Statement) -> Instruction:
     line = clean(text[statement.start : statement.end])
     found = INSTRUCTION.match(line)
     if not found or found[3] != statement.opcode:
-        raise error(text, statement.start, f"instruction {display(statement.name)} cannot be read")
+        raise error(text, statement.start, f"instruction {shown(statement.name)} cannot be read")
     close = balanced(line, found.end() - 1)
     return Instruction(found[1], found[2], found[3], line[found.end() : close - 1], line[close:])
 
@@ -181,14 +181,14 @@ def array(dtype: str, dims: str, layout: str) -> Leaf | None:
     if packed := re.search(r"E\((\d{1,3})\)", layout):
         bits = int(packed[1])
     if not bits:
-        raise HloError(f"element type {display(dtype)!r} is unknown")
+        raise HloError(f"element type {shown(dtype)!r} is unknown")
     sizes = [dim.strip() for dim in dims.split(",") if dim.strip()]
     if not all(DIM.fullmatch(size) for size in sizes):
-        raise HloError(f"shape {display(dtype)}[{display(dims)}] cannot be read")
+        raise HloError(f"shape {shown(dtype)}[{shown(dims)}] cannot be read")
     is_dynamic = any(size[0] in "<?" for size in sizes)
     leaf = Leaf(dtype, tuple(int(size.lstrip("<=").replace("?", "1")) for size in sizes), bits, is_dynamic)
     if leaf.num_bytes >= 2**63:
-        raise HloError(f"shape {display(dtype)}[{display(dims)}] is larger than any memory")
+        raise HloError(f"shape {shown(dtype)}[{shown(dims)}] is larger than any memory")
     return leaf
 
 

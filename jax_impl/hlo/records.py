@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from contract.communication import Record, wire_bytes
-from jax_impl.hlo.errors import HloError, display
+from jax_impl.hlo.errors import HloError, display, shown
 from jax_impl.hlo.flow import Flow, is_synchronous
 from jax_impl.hlo.groups import Groups, device_edges, device_groups, id_lists
 from jax_impl.hlo.instruction import (
@@ -76,7 +76,7 @@ def collectives(context: Context, found: list[tuple[str, Statement]]) -> Iterato
         try:
             yield collective(context, computation, site)
         except HloError as problem:
-            raise HloError(f"instruction {display(site.name)}: {problem}") from None
+            raise HloError(f"instruction {shown(site.name)}: {problem}") from None
 
 
 def collective(context: Context, computation: str, site: Instruction) -> Record:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jax_impl.hlo.errors import HloError, cut_off, display, error
+from jax_impl.hlo.errors import HloError, cut_off, error, shown
 
 NAME = r"[\w.\-]+"
 STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
@@ -108,7 +108,7 @@ def parse(text: str, opcodes: frozenset[str]) -> Program:
     """Split a module, remembering the statements with one of `opcodes`. Raises HloError on anything but one module."""
     position = skip(text, 0)
     if not text.startswith("HloModule", position):
-        raise HloError("not HLO text: it starts with " + repr(display(text[position : position + 24])))
+        raise HloError("not HLO text: it starts with " + repr(shown(text[position : position + 24])))
     position = skip(text, position + len("HloModule"))
     named = MODULE_NAME.match(text, position)
     if not named:
@@ -126,22 +126,23 @@ def parse(text: str, opcodes: frozenset[str]) -> Program:
     for statement in statements(text, position, len(text), opcodes):
         if statement.opcode == BEGIN:
             if current is not None:
-                raise error(text, statement.start, f"computation {statement.name} begins inside {current.name}")
+                inside = f"computation {shown(statement.name)} begins inside {shown(current.name)}"
+                raise error(text, statement.start, inside)
             current = Computation(statement.name, statement.end, is_entry=statement.is_entry)
         elif statement.opcode == END:
             if current is None:
                 raise error(text, statement.start, "a closing brace without a computation")
             if current.name in computations:
-                raise error(text, current.start, f"computation {display(current.name)} is defined twice")
+                raise error(text, current.start, f"computation {shown(current.name)} is defined twice")
             current.end = statement.start
             computations[current.name] = current
             current = None
         else:
             if current is None:
-                raise error(text, statement.start, f"instruction {display(statement.name)} outside of any computation")
+                raise error(text, statement.start, f"instruction {shown(statement.name)} outside of any computation")
             interesting.append((current.name, statement))
     if current is not None:
-        raise cut_off(f"computation {display(current.name)}")
+        raise cut_off(f"computation {shown(current.name)}")
     if not computations:
         raise cut_off("the module, before any computation")
     entries = [c.name for c in computations.values() if c.is_entry]
@@ -199,7 +200,7 @@ def loose_statement(text: str, start: int) -> Statement:
             return Statement(opcode, named[1], start, end)
         if end := loose_header(text, named[1], position):
             return Statement(BEGIN, named[1], start, end, keyword is not None)
-    raise error(text, start, f"not HLO: {display(text[start : start + 24].split(chr(10))[0])!r}")
+    raise error(text, start, f"not HLO: {shown(text[start : start + 24].split(chr(10))[0])!r}")
 
 
 def loose_instruction(text: str, name: str, position: int) -> tuple[str, int]:
@@ -210,8 +211,8 @@ def loose_instruction(text: str, name: str, position: int) -> tuple[str, int]:
     if found and text.startswith("(", opening):
         return found[0], attributes_end(text, balanced(text, opening))
     if opening >= len(text):
-        raise cut_off(f"instruction {display(name)}")
-    raise error(text, opening, f"instruction {display(name)} has no opcode")
+        raise cut_off(f"instruction {shown(name)}")
+    raise error(text, opening, f"instruction {shown(name)} has no opcode")
 
 
 def loose_header(text: str, name: str, position: int) -> int | None:
@@ -226,7 +227,7 @@ def loose_header(text: str, name: str, position: int) -> int | None:
             position = skip(text, word.end())
         else:
             return None
-    raise cut_off(f"the header of computation {display(name)}")
+    raise cut_off(f"the header of computation {shown(name)}")
 
 
 def skip(text: str, position: int) -> int:
@@ -283,7 +284,11 @@ def attributes_end(text: str, position: int) -> int:
         start = skip(text, attribute.end())
         position = value_end(text, start)
         if position == start:
-            raise cut_off("attributes") if start >= len(text) else error(text, start, f"{attribute[1]}= has no value")
+            raise (
+                cut_off("attributes")
+                if start >= len(text)
+                else error(text, start, f"{shown(attribute[1])}= has no value")
+            )
         if text.startswith("mesh", start):  # mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'y'}
             follow = skip(text, position)
             if DEVICE_IDS.match(text, follow):

@@ -1,0 +1,142 @@
+"""Sizes beyond memory, refused before anything starts: the bytes that a command needs at least, and the bytes there.
+
+What is needed is a lower bound, so that nothing is refused that would fit. It follows the code: every process draws the
+full model in float64 and keeps its shards of it (`contract.memory`), and what waits for its turn stays in memory.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import psutil
+
+from benchmarks.collectives_timing import ITEMSIZE, lengths
+from benchmarks.machine import num_gpus
+from benchmarks.record_view import size
+from contract.memory import memory
+from contract.optimizer import SLOTS
+from contract.problem import BYTES, Problem
+from contract.strategy import Run
+
+PROCESS = 20 * 10**6  # bytes that a rank process has to itself, at least
+ARRAY = 100  # bytes of a NumPy array besides its elements
+MUCH = 10**15  # bytes, more than any memory
+LONG = 10**6  # entries of lists, to which the closed form takes seconds
+UNLIMITED = 2**60  # how cgroup v1 says that there is no limit: the largest number of pages, in bytes
+
+
+def available(root: Path = Path("/")) -> int:
+    """Bytes of memory that this machine still has, or what the limit of a container leaves. root: of the system."""
+    return max(0, min([psutil.virtual_memory().available, *cgroup_rests(root)]))
+
+
+def address_space() -> int:
+    """Bytes that this process alone may still take, which `ulimit -v` can make fewer than are there."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    rest = available()
+    return rest if limit == resource.RLIM_INFINITY else max(0, min(rest, limit - psutil.Process().memory_info().vms))
+
+
+def cgroup_rests(root: Path) -> Iterable[int]:
+    """What each cgroup around this process leaves of its limit, cgroup v1 or v2; pages that only cache files count."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # v2
+            base, limit, usage, cache = "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            base, limit, usage = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache = "total_inactive_file"
+        else:
+            continue
+        inner = Path(path.lstrip("/"))
+        for group in (inner, *inner.parents):  # inside of a container only the last, the root, may be seen
+            try:
+                at = root / base / group
+                most, used = (at / limit).read_text().strip(), int((at / usage).read_text())
+                stat = dict(one.split() for one in (at / "memory.stat").read_text().splitlines())
+                if most != "max" and int(most) < UNLIMITED:
+                    yield int(most) - used + int(stat.get(cache, 0))
+            except (OSError, ValueError):
+                continue
+
+
+def require(needed: int, what: str) -> None:
+    """Raises ValueError, one line, if so many bytes are more than are there."""
+    if needed > (there := available()):
+        raise ValueError(f"{what} needs {size(min(needed, 10**30))} of memory or more, {size(there)} are there")
+
+
+def require_processes(runs: Iterable[Run]) -> None:
+    """Raises ValueError, one line, where torch would need more processes than its launcher can start."""
+    from torch_impl.launch import MAX_RANKS
+
+    if (most := max((run.degree for run in runs if run.implementation == "torch"), default=1)) > MAX_RANKS:
+        raise ValueError(f"torch runs {MAX_RANKS} ranks at most on one machine, got {most}")
+
+
+def describe(problem: Problem) -> str:
+    """The sizes in words."""
+    return f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {problem.dtype}"
+
+
+def full_model(problem: Problem) -> int:
+    """Bytes of the full model as it is drawn, in float64."""
+    return problem.layers * (8 * (problem.width**2 + problem.width) + 2 * ARRAY)
+
+
+def drawn(problem: Problem) -> int:
+    """Bytes of what a process that starts a run holds at once: the full model in float64 and in its own type, or a
+    global batch."""
+    return max(full_model(problem) * (8 + BYTES[problem.dtype]) // 8, 2 * 8 * problem.batch * problem.width)
+
+
+def held(run: Run) -> int:
+    """Bytes that all ranks hold together in a training step."""
+    return sum(sum(rank.to_json().values()) for rank in memory(run))
+
+
+def of_run(run: Run, processes: int, copies: int = 1) -> int:
+    """Bytes that a run needs in so many processes. copies: contestants that hold a model each, all at once.
+
+    The cheap bound comes first: where it exceeds any memory, the closed form, a list of all layers, is not asked.
+    """
+    least = processes * (PROCESS + drawn(run.problem))
+    if run.device != "cpu" and num_gpus() >= run.degree:
+        return least  # the rest is on the GPUs
+    if least > MUCH or run.degree**2 * run.problem.layers > LONG:
+        return least
+    return max(least, processes * PROCESS + copies * held(run))
+
+
+def of_check(runs: Sequence[Run]) -> int:
+    """Bytes of `shardiff check`: the reference and its result, which stays, beside the largest run."""
+    most = 0
+    for run in runs:
+        reference = full_model(run.problem) * (2 + len(SLOTS[run.optimizer]))
+        most = max(most, reference + of_run(run, run.degree if run.implementation == "torch" else 1))
+    return most
+
+
+def of_diff(runs: Sequence[Run]) -> int:
+    """Bytes of `shardiff diff`: what is traced runs in real processes; what is compiled has shapes only."""
+    from benchmarks.diff import MOST_TRACED
+
+    return max((of_run(run, run.degree) for run in runs if run.degree <= MOST_TRACED), default=0)
+
+
+def of_collectives(ops: Sequence[str], ranks: Sequence[int], sizes: Sequence[int]) -> int:
+    """Bytes of `shardiff bench collectives`: what goes in, what comes out and what should, in each process."""
+    payload, most = max(sizes), max(ranks)
+    values = max(n + 2 * out for n, out in (lengths(op, payload, most) for op in ops))
+    return most * (PROCESS + ITEMSIZE * values)
+
+
+def of_steps(runs: Sequence[tuple[Run, int]]) -> int:
+    """Bytes of the largest of (run, contestants): a process per rank, and all contestants hold a model at once."""
+    return max(of_run(run, run.degree, contestants) for run, contestants in runs)
