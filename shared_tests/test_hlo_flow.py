@@ -109,6 +109,11 @@ HANDED_ON = {
         "%y.f (a: s32[]) -> (s32[], s32[]) {\n%a = s32[] parameter(0)\n%z = s32[] constant(77)\n"
         "ROOT %t = (s32[], s32[]) tuple(%a, %z)\n}\n",
     ),
+    "element in a fusion": (
+        "%y.0 = (f32[8], s32[]) tuple(%v, %x)\n%y = s32[] fusion(%y.0), kind=kLoop, calls=%y.f",
+        "%y.f (a: (f32[8], s32[])) -> s32[] {\n%a = (f32[8], s32[]) parameter(0)\n"
+        "ROOT %b = s32[] get-tuple-element(%a), index=1\n}\n",
+    ),
     "and back": ("%y.c = s32[] constant(3)\n%y.0 = s32[] add(%y.c, %x)\n%y = s32[] subtract(%y.0, %y.c)", ""),
     "fused and back": (
         "%y.c = s32[] constant(-2)\n%y.0 = s32[] fusion(%x), kind=kLoop, calls=%y.f\n%y = s32[] add(%y.0, %y.c)",
@@ -243,6 +248,16 @@ def test_an_operand_that_is_missing_makes_no_known_trips() -> None:
     computations, body = loop(step="fusion(%one), kind=kLoop, calls=%plus")
     plus = "%plus (a: s32[], b: s32[]) -> s32[] {\n%a = s32[] parameter(0)\nROOT %b = s32[] parameter(1)\n}\n"
     assert [brief(record)[3] for record in read(module(body, plus + computations)).collectives] == [(0, None)]
+    for step in (
+        "fusion(%i), kind=kLoop",
+        "call(%i)",
+        "call(%i), to_apply={}",
+        "add(%i)",
+        "copy()",
+        "add(%one, %gone)",
+    ):
+        computations, body = loop(step=step)
+        assert [brief(record)[3] for record in read(module(body, computations)).collectives] == [(0, None)]
     computations, body = loop(start="copy(%z)")
     run = f"%run (z: s32[], p: f32[8]) -> s32[] {{\n%p = f32[8] parameter(0)\n%z = s32[] parameter(1)\n{body}}}\n"
     text = module("%r = s32[] call(%p), to_apply=%run", computations + run)
@@ -344,6 +359,18 @@ OUTER = """%zero = s32[] constant(0)
 )  # fmt: skip
 def test_nested_loops_multiply_and_a_bound_may_come_from_the_outer_loops_state(handed, chosen, expected) -> None:
     assert brief(only(module(OUTER, chosen + NESTED.replace("HANDED", handed))))[3] == expected
+
+
+def test_a_loop_in_the_condition_of_a_loop_runs_once_more_and_its_bound_may_come_from_the_state() -> None:
+    text = NESTED.replace("HANDED", "%n").replace("to_apply=%chosen", "to_apply=%yes").replace("out.body", "X.body")
+    inner = text[text.index("%zero") : text.index("%u =")]
+    text = text.replace(inner, "").replace("%u = f32[8] get-tuple-element(%w), index=1", "%u = f32[8] copy(%v)")
+    of_state = "%n = s32[] get-tuple-element(%t), index=2\n%v = f32[8] get-tuple-element(%t), index=1\n"
+    text = text.replace("%n = s32[] constant(3)", f"%three = s32[] constant(3)\n{of_state}{inner}")
+    head, _, tail = text.rpartition("compare(%i, %n)")
+    text = f"{head}compare(%i, %three){tail}"
+    record = only(module(OUTER.replace("out.body", "X.body"), CHOSEN + text))
+    assert brief(record)[3] == (28, 28)  # 7 trips in each of 4 tests
 
 
 def test_a_computation_called_from_a_loop_and_from_outside_runs_the_sum() -> None:
