@@ -14,18 +14,15 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.diff_view import size
+from benchmarks.record_view import size, table
 from benchmarks.script_processes import Launch, run
-from contract.communication import PHASES, Record, totals
+from contract.communication import Record, totals
 from torch_impl.trace_calls import Call, last_of, ranks_text
 from torch_impl.trace_merge import MismatchError, collapse, merge
 from torch_impl.verify import Verdict
 from torch_impl.verify_link import serve
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 STATUS = {"mismatch": 1, "deadlock": 1, "stuck": 3}
 
@@ -189,7 +186,7 @@ def view(program: str, num_ranks: int, records: Sequence[Record], disagreements:
 
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     if records:
-        console.print(table(records))
+        console.print(table(records, by_rank=True))
     sums = totals(records)
     calls, payload, wire = (sums[key]["max"] for key in ("calls", "payload_bytes", "wire_bytes"))
     console.print(
@@ -201,48 +198,3 @@ def view(program: str, num_ranks: int, records: Sequence[Record], disagreements:
         console.print("[bold red]The ranks disagree:[/]")
     for line in disagreements:
         console.print(line, markup=False)
-
-
-def table(records: Sequence[Record]) -> Table:
-    """One line a record, in phases."""
-    from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
-    from rich.table import Table
-
-    result = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    what = ["what"] if any(record.detail for record in records) else []
-    for name in ("phase", "op", "dtype", "payload", "wire", "group", "times", "async", "source", *what):
-        right = name in ("payload", "wire", "times")
-        result.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=right)
-    for phase in PHASES:
-        shown = [record for record in records if record.phase == phase]
-        for i, r in enumerate(shown):
-            result.add_row(
-                "" if i else phase,
-                r.op,
-                r.dtype,
-                size(r.payload_bytes),
-                size(r.wire_bytes),
-                group_text(r),
-                f"{r.executions.max:,}",
-                "yes" if r.is_async else "",
-                escape(r.source or ""),
-                *[escape(r.detail or "") for _ in what],
-                end_section=i == len(shown) - 1,
-            )
-    return result
-
-
-def group_text(record: Record, most: int = 4) -> str:
-    """Who takes part: tp 0-3; dp 0,2 1,3; 0>1 1>2. Cut off where it is long."""
-    if record.edges is not None:
-        texts = [f"{a}>{b}" for a, b in record.edges]
-    else:
-        texts = [
-            f"{group[0]}-{group[-1]}"
-            if len(group) > 2 and len(group) == group[-1] - group[0] + 1
-            else ",".join(map(str, group))
-            for group in record.groups or ()
-        ]
-    more = [f"... {len(texts) - most} more"] if len(texts) > most else []
-    return " ".join([*([record.axis] if record.axis else []), *texts[:most], *more])

@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from benchmarks import cli, trace_script
+from benchmarks.record_view import members
 from benchmarks.script_processes import Launch, Watch, environment
-from benchmarks.trace_script import group_text, read
+from benchmarks.trace_script import read
 from contract.communication import OPS, Record, record, totals
 from torch_impl.trace_calls import Call
 
@@ -351,7 +352,7 @@ def test_what_processes_wrote_is_read_by_rank(tmp_path: Path) -> None:
 
 def test_groups_are_short() -> None:
     def text(**fields: Any) -> str:
-        return group_text(record("broadcast", "float32", 4, None, **fields))
+        return members(record("broadcast", "float32", 4, None, **fields))
 
     assert text(groups=((0, 1, 2, 3),), axis="tp") == "tp 0-3"
     assert text(groups=((0, 2), (1, 3))) == "0,2 1,3"
