@@ -51,12 +51,22 @@ def test_an_ignored_interrupt_stays_ignored():
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("seconds", [0.6, 2.5])  # while jax starts, while ranks work
-def test_an_interrupted_check_is_quiet_and_leaves_no_process(seconds):
+def jax_starts(process: psutil.Process) -> bool:
+    return any("jaxlib" in library.path for library in process.memory_maps())
+
+
+def ranks_work(process: psutil.Process) -> bool:
+    return any(starter.children() for starter in process.children())
+
+
+@pytest.mark.parametrize("reached", [jax_starts, ranks_work])
+def test_an_interrupted_check_is_quiet_and_leaves_no_process(reached):
     command = [sys.executable, "-m", "benchmarks.cli", "check", "--width", "8", "--steps", "1000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(seconds)
-    children = psutil.Process(process.pid).children(recursive=True)
+    watched = psutil.Process(process.pid)
+    while not reached(watched):
+        time.sleep(0.05)
+    children = watched.children(recursive=True)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30) == ("", "")
     assert process.returncode == 130
