@@ -4,7 +4,7 @@ EXTRAS ?= compilers,dev
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRAS)
 
-.PHONY: install demo test coverage long lint format mutants mutation clean
+.PHONY: install demo test coverage faults long lint format mutants mutation clean
 
 install: $(STAMP)
 	@:
@@ -25,6 +25,9 @@ test: install
 
 coverage: install
 	@$(BIN)/python -m shared_tests.covered
+
+faults: install
+	@$(BIN)/python -m shared_tests.faults
 
 long: install
 	@$(BIN)/python -m shared_tests.long_runs

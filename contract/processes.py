@@ -126,6 +126,13 @@ def work(pid: int) -> float:
     return seconds
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, as by SIGSTOP. False where that is unknown."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
+
+
 def nameless_file(stack: ExitStack) -> Path:
     """The path of an empty file that other processes can open, and that is gone with this process, however it ends.
 

@@ -21,7 +21,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from contract.processes import ITS_TURN, Silence, WorkerError, ending, read_notes
+from contract.processes import ITS_TURN, Silence, WorkerError, ending, is_stopped, read_notes
 
 Progress = Callable[[int, Any], object]  # called with a rank and what it reported
 SETTLE, GRACE = 0.3, 5.0  # seconds that others have to fail too: after an error of a rank's own; after a secondary one
@@ -105,7 +105,8 @@ def watch(
                 now = time.monotonic()
                 rank.gone, rank.failed_at = True, rank.failed_at if rank.released else min(rank.failed_at, now)
         noted = read_notes(notes)
-        if noted != before or all(note.phase == ITS_TURN for note in noted):
+        idle = all(note.phase == ITS_TURN for note in noted) and not any(map(is_stopped, silence.pids))
+        if noted != before or idle:
             silence.heard()
         before = noted
         if not stay and all(rank.done and not rank.released for rank in ranks):

@@ -26,7 +26,7 @@ from typing import IO, Any
 
 import psutil
 
-from contract.processes import WorkerError, begin_notes, importable, nameless_file, num_cores
+from contract.processes import WorkerError, begin_notes, importable, is_stopped, nameless_file, num_cores
 from contract.watch import RankState, send, verdict, watch
 from jax_impl import worker
 from jax_impl.worker import report_phase
@@ -116,8 +116,7 @@ class Workers:
         """Who failed first by its own fault, and how. All ranks are ended."""
         failed = any(rank.gone or rank.error for rank in self.ranks)
         for rank in self.ranks:
-            with suppress(psutil.Error):
-                rank.state = "stopped" if psutil.Process(rank.pid).status() == psutil.STATUS_STOPPED else None
+            rank.state = "stopped" if is_stopped(rank.pid) else None
             if not failed and not rank.done and not rank.stack and rank.state is None:
                 rank.process.send_signal(signal.SIGABRT)  # at which it writes its stack to standard error
                 with suppress(subprocess.TimeoutExpired):

@@ -1,0 +1,117 @@
+"""A dozen of the faults of `shared_tests.faults`, each in the command of a user; and commands that run at once.
+
+Raising, dying and getting stuck are tried phase by phase in test_launch.py, without a command around them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from shared_tests.faults import COMMANDS, COMPILED, RANK_FAULTS, STATUS, TRAINING, Injection, inject, injections, judge
+
+DOZEN = [
+    Injection("check", "torch", "data_parallel", "rank", "SIGKILL", "update", 1),
+    Injection("check", "torch", "megatron_tensor_parallel", "rank", "SIGSTOP", "backward", 0, 2),
+    Injection("check", "torch", "tensor_parallel", "rank", "memory", "forward", 1),
+    Injection("check", "jax", "data_parallel", "process", "sleep", "parameters"),
+    Injection("diff", "torch", "pipeline_parallel", "rank", "raise", "backward", 1),
+    Injection("bench collectives", "torch", "", "rank", "exit 0", "all_reduce", 0),
+    Injection("bench collectives", "torch", "", "starter", "SIGSTOP", "call"),
+    Injection("bench collectives", "torch", "", "command", "SIGHUP", "rendezvous", 1),
+    Injection("bench collectives", "jax", "", "rank", "SIGSTOP", "rendezvous", 1),
+    Injection("bench collectives", "jax", "", "command", "SIGKILL", "run", 0),
+    Injection("bench steps", "jax", "pipeline_parallel", "rank", "SIGKILL", "block", 1),
+    Injection("bench bubbles", "torch", "", "rank", "sleep", "backward", 1),
+]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.parametrize("injection", DOZEN, ids=lambda one: f"{one.command}, {one.framework}: {one}")
+def test_a_command_says_what_failed_and_leaves_nothing(injection: Injection) -> None:
+    outcome = inject(injection)
+    assert outcome.wrong == (), outcome.said
+
+
+def test_fifty_injections_cover_commands_kinds_and_strategies() -> None:
+    made = injections(50, 0)
+    assert made == injections(50, 0) != injections(50, 1)
+    assert len(set(made)) == 50
+    assert {(one.command, one.framework) for one in made} == {*COMMANDS, ("check", "jax")}
+    assert {one.how for one in made if one.target == "rank"} == set(RANK_FAULTS)
+    assert {one.how for one in made if one.target == "command"} == set(STATUS)
+    assert {one.target for one in made} == {"rank", "starter", "process", "command"}
+    assert len({one.strategy for one in made}) == 4
+    assert {one.phase for one in made} >= {*TRAINING, *COMPILED}
+
+
+SAID = """rank 1 of 2 raised in phase forward:
+
+Traceback (most recent call last):
+ValueError: the planted error
+
+rank 0 of 2, in phase forward, failed to communicate
+"""
+WRONG = {
+    "another rank first": SAID.replace("rank 1 of 2 raised", "rank 0 of 2 raised"),
+    "another phase": SAID.replace("raised in phase forward", "raised in phase backward"),
+    "another kind": SAID.replace("raised in", "died in"),
+    "another's traceback first": SAID.replace("ValueError: the planted error", "RuntimeError: lost"),
+}
+
+
+def test_the_judge_finds_what_is_wrong() -> None:
+    one = Injection("check", "torch", "data_parallel", "rank", "raise", "forward", 1)
+    assert list(judge(one, 3, SAID, 1.0, [])) == []
+    for why, said in WRONG.items():
+        assert list(judge(one, 3, said, 1.0, [])), why
+    assert list(judge(one, 1, SAID, 1.0, [])) == ["status 1, not 3"]
+    assert list(judge(one, 3, SAID, 31.0, [])) == ["it took 31 s"]
+    assert list(judge(one, 3, SAID, 1.0, ["process sleep is left"])) == ["process sleep is left"]
+    assert list(judge(one, 3, SAID, None, [])) == ["the fault did not happen"]
+
+
+ALONE = """
+import fcntl, os, socket, struct, sys
+socket.sethostname("no-such-host.invalid")
+with socket.socket() as s:  # lo up, by SIOCSIFFLAGS
+    fcntl.ioctl(s, 0x8914, struct.pack("16sh14x", b"lo", 1))
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def alone() -> list[str]:
+    """What runs a Python where no network is but loopback, and whose host's name does not resolve; if that can be."""
+    unshare = ["unshare", "--map-root-user", "--uts", "--net"]
+    try:
+        subprocess.run([*unshare, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return [sys.executable]
+    return [*unshare, sys.executable, "-c", ALONE]
+
+
+def test_commands_at_once_with_a_busy_port_and_without_a_network() -> None:
+    sizes = ["--ranks", "2", "--size", "4KiB", "--iterations", "2"]
+    collectives = ["-m", "benchmarks.cli", "bench", "collectives", "--op", "all_reduce", *sizes, "--json"]
+    check = ["-m", "benchmarks.cli", "check", "--strategy", "tensor_parallel", "--degree", "2", "--width", "8"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        busy = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+        runs = [
+            subprocess.Popen([*python, *command], env=busy, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for command in (collectives, [*check, "--steps", "2", "--json"])
+            for python in ([sys.executable], alone())
+        ]
+        documents = []
+        for process in runs:
+            out, err = process.communicate(timeout=180)
+            assert process.returncode == 0, err
+            documents.append(json.loads(out))
+    for document in documents[:2]:
+        assert {row["implementation"] for row in document["rows"] if row["correct"]} == {"torch", "jax"}
+    for document in documents[2:]:
+        assert len([row for row in document["rows"] if row["passed"]]) == 3
