@@ -42,7 +42,11 @@ def diffs(document: Document) -> list[Diff]:
             )
             for row in one["rows"]
         ]
-        fields = {"traced": one["explicit"]["traced"], "memory": one["derived"]["memory"]}
+        fields = {
+            "traced": one["explicit"]["traced"],
+            "memory": one["derived"]["memory"],
+            "work": one["derived"].get("work"),
+        }
         result.append(Diff(run=run, target=one["target"], rows=rows, **records, **fields))
     return result
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks import bubbles_view, collectives_view, machine, report_diff, report_pictures, steps_view
+from benchmarks import bubbles_view, collectives_view, machine, report_diff, report_pictures, steps_view, steps_why
 from benchmarks.record_view import size
 from benchmarks.report_blocks import BAD, GOOD, Block, Cell, Details, Items, Section, Table, Text, from_rich
 from benchmarks.report_pictures import Draw, drawn, not_drawn
@@ -150,6 +150,8 @@ def steps_blocks(document: Document, draw: Draw) -> Iterator[Block]:
         text = "Memory of the rank that holds most, measured and by the closed form, by kind"
         yield from draw("memory", text, lambda path: report_pictures.memory(document, path))
         yield Details("Memory by kind", [memory_table(document)])
+    if reasons := steps_why.reasons(document):
+        yield Details("Where shard_map and annotated differ", [Items([f"{reason}." for reason in reasons])])
     yield Text(steps_view.setting(document) + ".", "note")
     yield Details("How it was measured", [Items([f"{name}: {how}." for name, how in document["method"].items()])])
 
