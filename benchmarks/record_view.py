@@ -90,7 +90,8 @@ def table(records: Sequence[Record], by_rank: bool = False) -> Table:
     for phase in PHASES:
         lines: dict[tuple[str, ...], int] = {}
         for r in (r for r in records if r.phase == phase):
-            op = " ".join([r.op, *(["async"] if r.is_async else []), *r.flags])
+            kind = r.op if r.reduction in (None, "sum") else f"{r.op}({r.reduction})"
+            op = " ".join([kind, *(["async"] if r.is_async else []), *r.flags])
             among = members(r) if by_rank else group(r)
             cells = (op, size(r.payload_bytes), size(r.wire_bytes), r.dtype, among, times(r), place(r.source))
             cells = (*cells, r.detail or "") if what else cells

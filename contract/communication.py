@@ -54,7 +54,8 @@ class Record:
     axis: mesh axis, where known. group_size: ranks that take part; None for a permute or when unknown. groups: the
     ranks of each group. edges: (source, target) pairs of a permute. name, computation: where a compiler's text has it.
     source: file:line of the user's code. flags: what a reader should know ("promoted"). detail: parameter or layer.
-    parts: the payload bytes of each operand where several were combined into this one, else empty.
+    parts: the payload bytes of each operand where several were combined into this one, else empty. reduction: sum, max,
+    ...; None where nothing is reduced, or the source does not say.
     """
 
     op: str
@@ -74,6 +75,7 @@ class Record:
     flags: tuple[str, ...] = ()
     detail: str | None = None
     parts: tuple[int, ...] = ()
+    reduction: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain JSON types; `Record.from_json` is its inverse."""
@@ -136,7 +138,7 @@ _VALID: dict[str, Callable[[Any], bool]] = {
     "is_async": lambda value: isinstance(value, bool),
     "flags": _list_of(lambda value: isinstance(value, str)),
     "parts": _list_of(_count),
-    **dict.fromkeys(("axis", "name", "computation", "source", "detail"), _text),
+    **dict.fromkeys(("axis", "name", "computation", "source", "detail", "reduction"), _text),
 }
 
 

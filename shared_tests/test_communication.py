@@ -132,6 +132,7 @@ NO_RECORD = {
     "flags": [None, "promoted", [1], {}],
     "detail": [1],
     "parts": [None, 4, [-4], [4.0], ["4"]],
+    "reduction": [1, ["sum"]],
     "colour": ["red", None],
 }
 

@@ -211,3 +211,17 @@ def test_equal_records_collapse_in_the_order_of_the_first() -> None:
     b = record("all_gather", "float32", 16, 2)
     collapsed: list[Record] = collapse([a, b, a, a])
     assert [(r.op, r.executions) for r in collapsed] == [("all_reduce", Executions(3, 3)), ("all_gather", Executions())]
+
+
+def test_another_reduction_is_a_disagreement_and_else_another_record() -> None:
+    [line] = disagreements(*([call(rank, "all_reduce", reduction=("sum", "max")[rank])] for rank in PAIR))
+    assert "rank 0: all_reduce(sum) float32" in line and "rank 1: all_reduce(max) float32 16 B [4] at b.py:1" in line
+    ranks = [[call(rank, "all_reduce", reduction=kind, source="a.py:1") for kind in ("sum", "max")] for rank in PAIR]
+    assert [r.reduction for r in collapse(merge(ranks))] == ["sum", "max"]
+
+
+def test_even_blocks_of_one_rank_fit_uneven_ones_of_another() -> None:
+    a, b = call(0, "all_to_all", to=(4, 4), by=(4, 12), payload_bytes=8), call(1, "all_to_all", to=(12, 4), by=(4, 4))
+    assert [r.op for r in merge([[a], [b]])] == ["all_to_all"]
+    [line] = disagreements([replace(a, to=(), by=())], [b])
+    assert "rank 0: all_to_all float32 8 B [4] at a.py:0, bytes to each rank [4, 4], from each [4, 4]" in line

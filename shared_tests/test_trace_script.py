@@ -156,7 +156,7 @@ def trains(document: dict[str, Any]) -> None:
         ("all_reduce", 16, 3, "backward", "train.py:13", ((0, 1),), None),
         ("collective_permute", 8, 1, "backward", "train.py:15", None, ((0, 1),)),
     ]
-    assert all(r.op in OPS for r in records)
+    assert all(r.op in OPS for r in records) and [r.reduction for r in records] == ["sum", None]
     assert document["totals"] == totals(records)
 
 

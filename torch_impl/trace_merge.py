@@ -150,6 +150,7 @@ def collective_record(calls: Sequence[Call]) -> Record:
         source=call.source,
         flags=call.flags,
         parts=call.parts,
+        reduction=call.reduction,
         detail=next((call.detail for call in calls if call.detail), None),
     )
 
