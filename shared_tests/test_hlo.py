@@ -227,6 +227,29 @@ def test_payload_of_every_form_sync_started_and_combined(instruction: str, expec
     assert record.is_async == ("-start(" in instruction)
 
 
+def test_operands_of_a_combined_collective_are_its_parts() -> None:
+    text = f"%q = f32[16] parameter(1)\nROOT %r = (f32[8], f32[16]) all-reduce(%p, %q), {ALL}, to_apply=%add"
+    assert only(module(text)).parts == (32, 64)
+    assert only(module(reduce(ALL))).parts == ()
+    text = "ROOT %r = (f32[8], f32[8]) all-to-all(%p, %p), channel_id=1, replica_groups={{0,1}}"
+    assert only(module(text)).parts == ()  # they are the blocks of one array
+
+
+def test_a_permute_in_place_moves_the_slices_that_it_names() -> None:
+    text = f"ROOT %r = f32[8] collective-permute(%p, %p, %p, %p), {PERMUTE}, slice_sizes={{{{4}},{{3}}}}"
+    (record,) = read(module(text)).collectives
+    assert (record.payload_bytes, record.parts) == (28, (16, 12))
+    (record,) = read(module(text.replace("f32[8] collective", "token[] collective"))).collectives
+    assert record.payload_bytes == 0
+
+
+def test_a_ragged_all_to_all_of_what_is_not_known_is_bounded_by_what_comes_out() -> None:
+    for operand in ("%gone", "%t"):
+        text = f"""%t = (f32[8], f32[8]) tuple(%p, %p)
+        ROOT %r = f32[32] ragged-all-to-all({operand}, %p, %p), channel_id=1, replica_groups={{{{0,1}}}}"""
+        assert [brief(record)[:3] for record in read(module(text)).collectives] == [("all_to_all", 128, 2)]
+
+
 def test_a_tuple_of_mixed_types_is_one_record_that_names_both() -> None:
     record = only(module("%q = bf16[6] parameter(1)\n" + reduce(ALL, "(f32[8], bf16[6])", "%p, %q")))
     assert (record.dtype, record.payload_bytes) == ("float32+bfloat16", 44)

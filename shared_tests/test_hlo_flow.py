@@ -380,6 +380,45 @@ def test_a_computation_called_from_a_loop_and_from_outside_runs_the_sum() -> Non
     assert brief(only(text))[3] == (6, 6)
 
 
+CALLED = {
+    "f32[8] call(%p), to_apply=%yes": (1, 1),
+    "f32[8] fusion(%p), kind=kCustom, calls=%yes": (1, 1),
+    'f32[8] custom-call(%p), custom_call_target="x", called_computations={%no, %yes}': (0, None),
+    "f32[8] conditional(%k, %p, %p), branch_computations={%yes, %no}": (0, 1),
+    "f32[8] conditional(%b, %p, %p), true_computation=%yes, false_computation=%no": (0, 1),
+    "f32[8] conditional(%b, %p, %p), true_computation=%no, false_computation=%yes": (0, 1),
+    "f32[8] conditional(%k, %p, %p), branch_computations={%yes, %yes}": (0, 2),
+}
+
+
+@pytest.mark.parametrize("site", CALLED)
+def test_a_computation_runs_as_often_as_what_calls_it_says(site: str) -> None:
+    text = f"%k = s32[] constant(0)\n%b = pred[] constant(true)\nROOT %o = {site}"
+    record = only(module(text, CHOSEN))
+    assert brief(record)[3] == CALLED[site] and not record.is_async
+    both = f"{text.replace('ROOT ', '')}\n{text.rpartition(chr(10))[2].replace('%o', '%o2')}"
+    least, most = CALLED[site]
+    assert brief(only(module(both, CHOSEN)))[3] == (2 * least, None if most is None else 2 * most)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "expected"),
+    [
+        (2**26, 2**27, (2**53, 2**53)),
+        (2**27, 2**27, (2**53, None)),
+        (2**53, 1, (2**53, 2**53)),
+        (2**53 + 1, 1, (0, None)),
+    ],
+)
+def test_counts_that_no_reader_of_json_can_hold_are_unknown(outer: int, inner: int, expected: tuple) -> None:
+    first, body = loop("in", trips=inner, start="copy(%zero)", inside="call(%v), to_apply=%yes")
+    body = body.replace("%p", "%v").replace("%in ", "%in.w ")
+    second, entry = loop("out", trips=outer, inside="copy(%u)")
+    body = f"%zero = s32[] constant(0)\n{body}\n%u = f32[8] get-tuple-element(%in.w), index=1\n%c = f32[8] copy"
+    second = second.replace("%c = f32[8] copy", body, 1)
+    assert brief(only(module(entry, CHOSEN + first + second)))[3] == expected
+
+
 def test_comments_among_the_called_computations_do_not_hide_a_call() -> None:
     text = """%x = f32[8] call(%p), to_apply= /* } */ %yes
     %k = s32[] constant(0)
