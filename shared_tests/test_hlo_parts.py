@@ -26,7 +26,7 @@ from jax_impl.hlo.instruction import (
 )
 from jax_impl.hlo.phases import latest, named_phase
 from jax_impl.hlo.records import dtype_name
-from jax_impl.hlo.text import attributes_end, balanced, skip, value_end
+from jax_impl.hlo.text import BEGIN, END, attributes_end, balanced, parse, skip, statements, value_end
 
 words = st.text("ab1.%-", min_size=1, max_size=4)
 strings = st.text('a,(){}[]= /\\"\n', max_size=6).map(lambda s: '"' + s.replace("\\", "\\\\").replace('"', '\\"') + '"')
@@ -265,3 +265,76 @@ def test_counts_beyond_what_json_holds_are_unknown():
     assert capped(Executions(3, 5)) == Executions(3, 5) and capped(Executions(1, None)) == Executions(1, None)
     assert capped(Executions(MAX_COUNT, MAX_COUNT)) == Executions(MAX_COUNT, MAX_COUNT)
     assert capped(Executions(MAX_COUNT + 1, MAX_COUNT + 1)) == Executions(MAX_COUNT, None)
+
+
+PROGRAM = """// before
+HloModule m.1, is_scheduled=true, entry_computation_layout={(f32[8])->f32[8]}
+
+FileNames
+1 "a.py"
+
+StackFrames
+1 {file_location_id=1}
+
+%f (x: f32[8]) -> f32[8] {
+  %x = f32[8] parameter(0)
+  %y.1 = f32[8] negate(%x)
+  ROOT %z = f32[8] copy(%y.1)
+}, execution_thread="t"
+
+g { a = f32[8] parameter(0) /* %b = */ b = (f32[8], s32[]) tuple(a, a), metadata={op_name="c = d("} }
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %p = f32[8] parameter(0)
+  %q = f32[8]
+    call(%p),
+    to_apply=%f
+  ROOT %r = f32[8] fusion(%q), kind=kLoop, calls=%g
+}
+"""
+
+
+def test_a_program_is_split_into_header_tables_computations_and_statements():
+    program = parse(PROGRAM, frozenset(("call", "fusion", "tuple")))
+    assert (program.name, program.entry) == ("m.1", "main")
+    assert program.header == ", is_scheduled=true, entry_computation_layout={(f32[8])->f32[8]}"
+    assert {name: table.split() for name, table in program.tables.items()} == {
+        "FileNames": ["1", '"a.py"'],
+        "StackFrames": ["1", "{file_location_id=1}"],
+    }
+    assert {name: c.is_entry for name, c in program.computations.items()} == {"f": False, "g": False, "main": True}
+    assert [(where, found.opcode, found.name) for where, found in program.interesting] == [
+        ("g", "tuple", "b"),
+        ("main", "call", "q"),
+        ("main", "fusion", "r"),
+    ]
+    texts = [PROGRAM[found.start : found.end].split() for _, found in program.interesting]
+    assert texts[0][0] == "b" and texts[0][-1] == 'd("}' and texts[1] == "%q = f32[8] call(%p), to_apply=%f".split()
+    assert {name: (list(program.index(name).line_of), program.index(name).root) for name in program.computations} == {
+        "f": (["x", "y.1", "z"], "z"),
+        "g": (["a", "b"], "b"),  # without a ROOT, the last one
+        "main": (["p", "q", "r"], "r"),
+    }
+    of_f = program.index("f")
+    assert all(PROGRAM[at:].split()[0] in ("%x", "%y.1", "ROOT") for at in of_f.line_of.values())
+    assert program.index("f") is of_f
+
+
+def test_statements_come_in_order_and_of_all_opcodes_or_of_some():
+    start = PROGRAM.index("%f (x")
+    every = [(found.opcode, found.name) for found in statements(PROGRAM, start, len(PROGRAM), None)]
+    assert every == [
+        *[(BEGIN, "f"), ("parameter", "x"), ("negate", "y.1"), ("copy", "z"), (END, "")],
+        *[(BEGIN, "g"), ("parameter", "a"), ("tuple", "b"), (END, "")],
+        *[(BEGIN, "main"), ("parameter", "p"), ("call", "q"), ("fusion", "r"), (END, "")],
+    ]
+    some = [found.opcode for found in statements(PROGRAM, start, len(PROGRAM), frozenset(("call", "copy")))]
+    assert some == [BEGIN, "copy", END, BEGIN, END, BEGIN, "call", END]
+    ends = [found.end for found in statements(PROGRAM, start, len(PROGRAM), None)]
+    starts = [found.start for found in statements(PROGRAM, start, len(PROGRAM), None)]
+    assert all(a <= b for a, b in zip(ends, starts[1:], strict=False)) and ends[-1] <= len(PROGRAM)
+    assert list(statements(PROGRAM, start, start, None)) == []
+
+
+def test_the_last_computation_is_the_entry_of_a_module_that_names_none():
+    program = parse("HloModule m\na {\n x = f32[] parameter(0)\n}\nb {\n y = f32[] parameter(0)\n}\n", frozenset())
+    assert (program.entry, program.interesting, program.header) == ("b", [], "")
