@@ -104,15 +104,16 @@ class Silence:
 
     def over(self) -> bool:
         """Whether it has lasted too long. Looks at the processes now and then, in the second half of `timeout`."""
-        now = time.monotonic()
-        if now - self.since > self.timeout / 2 and now - self.looked >= LOOK:
-            before, self.worked = self.worked, [work(pid) for pid in self.pids]
-            least = max(LEAST, SHARE * (now - self.looked))
-            if before is not None and max(map(float.__sub__, self.worked, before), default=0.0) > least:
-                self.idle_since = now
-            self.looked = now
-        patience = self.timeout - min(LOOK, self.timeout / 10)  # a look may be so late
-        return now - self.idle_since > patience or now - self.since > BUSY * self.timeout
+        now, look = time.monotonic(), min(LOOK, self.timeout / 3)
+        if now - self.since < self.timeout / 2 or now - self.looked < look:
+            return False
+        before, self.worked = self.worked, [work(pid) for pid in self.pids]
+        least, self.looked = max(LEAST, SHARE * (now - self.looked)), now
+        if before is None:
+            return False
+        if max(map(float.__sub__, self.worked, before), default=0.0) > least:
+            self.idle_since = now
+        return now - self.idle_since > self.timeout - look or now - self.since > BUSY * self.timeout
 
 
 def work(pid: int) -> float:

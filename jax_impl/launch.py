@@ -18,9 +18,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -81,8 +82,9 @@ def workers(
 class Rank(RankState):
     """A rank as the caller knows it."""
 
-    process: subprocess.Popen[bytes] = None  # type: ignore[assignment]
-    stderr: IO[bytes] = None  # type: ignore[assignment]
+    _: KW_ONLY
+    process: subprocess.Popen[bytes]
+    stderr: IO[bytes]
 
 
 @dataclass
@@ -119,8 +121,7 @@ class Workers:
             rank.state = "stopped" if is_stopped(rank.pid) else None
             if not failed and not rank.done and not rank.stack and rank.state is None:
                 rank.process.send_signal(signal.SIGABRT)  # at which it writes its stack to standard error
-                with suppress(subprocess.TimeoutExpired):
-                    rank.process.wait(1)
+                time.sleep(0.3)
                 rank.stack = _written(rank)
         for rank in self.ranks:
             _end(rank.process)
@@ -166,7 +167,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     started: list[psutil.Process] = []
     with suppress(psutil.Error):
         started = psutil.Process(process.pid).children(recursive=True)
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     for other in started:  # in a session of its own
         with suppress(psutil.Error):

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from benchmarks import report_run
 from shared_tests.faults import COMMANDS, COMPILED, RANK_FAULTS, STATUS, TRAINING, Injection, inject, injections, judge
 
 DOZEN = [
@@ -74,6 +77,15 @@ def test_the_judge_finds_what_is_wrong() -> None:
     assert list(judge(one, 3, SAID, 31.0, [])) == ["it took 31 s"]
     assert list(judge(one, 3, SAID, 1.0, ["process sleep is left"])) == ["process sleep is left"]
     assert list(judge(one, 3, SAID, None, [])) == ["the fault did not happen"]
+
+
+def test_a_report_ends_a_command_that_is_stopped(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    monkeypatch.setattr(report_run, "STOPPED", 0)
+    with subprocess.Popen(["sleep", "3600"], stdout=subprocess.PIPE, text=True) as process:
+        process.send_signal(signal.SIGSTOP)
+        assert report_run.wait(process) == ""
+    assert process.returncode == -signal.SIGKILL
+    assert capfd.readouterr().err == "shardiff: the command is stopped, and is ended\n"
 
 
 ALONE = """
