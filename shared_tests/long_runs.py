@@ -59,7 +59,7 @@ def main() -> int:
                 console.print(f"{title(run)}: {row['seconds']:.1f} s; {'; '.join(row['failures']) or 'holds'}")
     if options.output:
         results_io.write(options.output, {"rows": rows, "allowance_bytes": ALLOWANCE, "machine": machine.facts()})
-    Console(width=130).print(table(rows))
+    Console(width=140).print(table(rows))
     console.print(machine.summary(machine.facts()), soft_wrap=True)
     return 1 if any(row["failures"] for row in rows) else 0
 
@@ -168,9 +168,9 @@ def title(run: Run) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """One line for each run: the largest error, and the process that grew most."""
+    """One line for each run: the largest error of any claim, and the process that grew most."""
     shown = Table(box=SIMPLE_HEAD)
-    for name in ("run", "largest error", "tolerance", "MiB", "KiB grown", "bytes a step", "files", "sockets"):
+    for name in ("run", "error", "at most", "MiB", "KiB grown", "B a step", "files", "sockets"):
         shown.add_column(name, no_wrap=True)
     for row in rows:
         most = max(row["processes"], key=lambda process: process["growth_bytes"])
