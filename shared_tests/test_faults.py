@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report_run
+from benchmarks import cli, report_run
 from shared_tests.faults import COMMANDS, COMPILED, RANK_FAULTS, STATUS, TRAINING, Injection, inject, injections, judge
 
 DOZEN = [
@@ -77,6 +77,20 @@ def test_the_judge_finds_what_is_wrong() -> None:
     assert list(judge(one, 3, SAID, 31.0, [])) == ["it took 31 s"]
     assert list(judge(one, 3, SAID, 1.0, ["process sleep is left"])) == ["process sleep is left"]
     assert list(judge(one, 3, SAID, None, [])) == ["the fault did not happen"]
+
+
+@pytest.mark.parametrize("line", ["check", "diff tensor_parallel", "bench collectives", "bench steps", "report"])
+def test_a_timeout_that_cannot_be_waited_for_is_refused(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for seconds in ("0", "-1", "nan", "inf"):
+        assert cli.main([*line.split(), "--timeout", seconds]) == 2
+        assert f"above 0, got {float(seconds)}" in capsys.readouterr().err
+
+
+def test_a_report_passes_its_timeout_on() -> None:
+    assert report_run.command("bubbles", True, 7).endswith(" --timeout 7")
+    assert report_run.command("diff", True, 0.5).startswith("diff data_parallel ")
+    assert " --timeout 0.5 --layers 4 --target " in report_run.command("diff", True, 0.5)
+    assert "timeout" not in report_run.command("check", True)
 
 
 def test_a_report_ends_a_command_that_is_stopped(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
