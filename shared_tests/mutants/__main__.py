@@ -16,7 +16,7 @@ from shared_tests.mutants.judge import judge
 from shared_tests.mutants.planted import PLANTED, Planted
 from shared_tests.mutants.training import MUTANTS, Mutant
 
-PARTS = ("strategies", "training", "collectives", "schedules", "reader", "diff", "figures")
+PARTS = ("strategies", "training", "collectives", "schedules", "reader", "diff", "figures", "verifier")
 CLAIMS_TEST = "shared_tests/test_mutants.py::test_a_mistake_fails_just_the_claims_that_it_names"
 
 

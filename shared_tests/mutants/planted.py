@@ -652,4 +652,53 @@ FIGURES = (
     ),
 )
 
-PLANTED = (*COLLECTIVES, *SCHEDULES, *READER, *DIFF, *FIGURES)
+VERIFIER = (
+    *_plant(
+        "verifier",
+        "torch_impl.trace_calls",
+        "test_trace_merge",
+        (
+            "a sum that fits a maximum",
+            "same = call.op, call.dtype, call.reduction, call.peer, call.flags",
+            "same = call.op, call.dtype, call.peer, call.flags",
+            "test_another_reduction_is_a_disagreement_and_else_another_record",
+        ),
+        (
+            "blocks compared in one direction only",
+            "return to_each(a)[j] == from_each(b)[i] and to_each(b)[i] == from_each(a)[j]",
+            "return to_each(a)[j] == from_each(b)[i]",
+            "test_even_blocks_of_one_rank_fit_uneven_ones_of_another",
+        ),
+    ),
+    *_plant(
+        "verifier",
+        "torch_impl.verify",
+        "test_verify",
+        (
+            "a rank let go into a call that does not fit",
+            "        if self.verdict:\n            return []\n",
+            "",
+            "test_messages_of_another_size_or_type_are_a_mismatch",
+        ),
+        (
+            "a rank that has ended expected to come",
+            "        if self.is_gone(rank, process):\n            return False\n",
+            "",
+            "test_a_message_that_nobody_takes_or_sends_is_a_deadlock",
+        ),
+        (
+            "ranks of an earlier group taken for missing",
+            "latest.ended is not None and latest.ended > process.began",
+            "latest.ended is not None",
+            "test_processes_that_come_later_are_waited_for_and_have_no_part_in_what_was_before",
+        ),
+        (
+            "a send that waits for nobody",
+            "return self.numbers[place] <= len(box.taken[call.rank]) + box.from_any",
+            "return True",
+            "test_sends_to_each_other_are_a_deadlock_and_with_receives_posted_are_none",
+        ),
+    ),
+)
+
+PLANTED = (*COLLECTIVES, *SCHEDULES, *READER, *DIFF, *FIGURES, *VERIFIER)
