@@ -176,9 +176,10 @@ class Workers:
 
     def _request(self, request: Any, fds: Sequence[int] = ()) -> Any:
         """The starter's answer. If there is none, the starter is ended."""
-        silence = Silence(self.timeout, [self.starter.pid])  # it may have to import
+        limit = max(10, self.timeout) if isinstance(request, list) else self.timeout  # ranks take a while to end
+        silence = Silence(limit, [self.starter.pid])  # which may have to import
         try:
-            self.control.settimeout(self.timeout)
+            self.control.settimeout(limit)
             socket.send_fds(self.control, [b"!"], fds)
             send(self.control, request)
             while not wait([self.control], 0.2):
@@ -187,7 +188,7 @@ class Workers:
             failure, answer = receive(self.control)
         except (OSError, EOFError) as error:
             status = ending(self._kill())
-            how = f"no answer for {self.timeout:g} s" if isinstance(error, TimeoutError) else status
+            how = f"no answer for {limit:g} s" if isinstance(error, TimeoutError) else status
             raise WorkerError(f"the process that starts the ranks failed: {how}", None, "start-up") from None
         except BaseException:
             self._kill()
