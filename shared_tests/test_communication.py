@@ -157,6 +157,27 @@ def test_a_long_value_is_cut_short_where_it_is_refused():
         Record.from_json([good])
 
 
+def test_everything_that_a_record_has_comes_back_from_lists():
+    one = Record(
+        *("collective_permute", "bfloat16", 2**63 - 1, 0, "pp", 2),
+        groups=((0, 1), (2, 3)),
+        edges=((0, 1),),
+        executions=Executions(2, None),
+        phase="backward",
+        is_async=True,
+        name="n",
+        computation="c",
+        source="f.py:1",
+        flags=("promoted",),
+        detail="loss",
+        parts=(1, 2),
+    )
+    fields = json.loads(json.dumps(one.to_json()))
+    assert Record.from_json(fields) == one
+    with pytest.raises(ValueError, match="^wire_bytes of a record cannot be "):
+        Record.from_json({**fields, "wire_bytes": 2**63})
+
+
 def test_what_a_record_leaves_out_is_what_a_record_leaves_out():
     few = {"op": "all_gather", "dtype": "float32", "payload_bytes": 64, "wire_bytes": 48}
     assert Record.from_json(few) == Record(**few)

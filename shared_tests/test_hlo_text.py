@@ -268,6 +268,14 @@ def test_gzip_byte_order_marks_carriage_returns_and_any_characters_are_read() ->
     assert [record.source for record in read(text).collectives] == ["\u00e9.py:1"]
 
 
+def test_a_gzip_file_may_hold_as_many_bytes_as_there_is_memory_for() -> None:
+    text = module(reduce(ALL)).encode()
+    assert len(read_bytes(gzip.compress(text), "f", len(text)).collectives) == 1
+    with pytest.raises(HloError, match=f"^f: the gzip file holds more than {len(text) - 1:,} bytes, "):
+        read_bytes(gzip.compress(text), "f", len(text) - 1)
+    assert len(read_bytes(text, "f", 1).collectives) == 1  # what is not packed is there already
+
+
 def test_every_text_that_is_cut_off_is_refused() -> None:
     text = (CASES / "fused_all_reduce_scatter.hlo.txt").read_text().replace(
         "num_partitions=4", "entry_computation_layout={(f32[256,1024])->f32[256,256]}, num_partitions=4")  # fmt: skip

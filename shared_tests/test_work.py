@@ -76,6 +76,39 @@ ENTRY main {
     assert work(text) == Work(products=1, flops=2 * 5 * 2 * 7 * 3 * 4)
 
 
+def test_moves_add_up_and_what_may_never_run_is_not_counted():
+    text = """HloModule m
+again {
+  p = f32[8] parameter(0)
+  c = f32[8] copy(p)
+  t = f32[8] transpose(c), dimensions={0}
+}
+ENTRY main {
+  a = f32[8] parameter(0)
+  b = f32[4] parameter(1)
+  c1 = f32[8] copy(a)
+  c2 = f32[4] copy(b)
+  t1 = f32[8] transpose(a), dimensions={0}
+  t2 = f32[4] transpose(b), dimensions={0}
+  ROOT w = f32[8] while(a), condition=again, body=again
+}
+"""
+    assert work(text) == Work(transposes=2, transposed_bytes=48, copies=2, copied_bytes=48)
+
+
+@pytest.mark.parametrize(
+    ("rest", "flops"),
+    [("dot(a, a)", 2 * 64), ("dot(gone, a), lhs_contracting_dims={0}", 2 * 64)]
+    + [
+        (f"dot(a, a), lhs_contracting_dims={{{dims}}}", 2 * 64 * size)
+        for dims, size in (("0", 8), ("1", 1), ("0,2", 8))
+    ],
+)
+def test_a_product_that_is_not_all_there_counts_as_far_as_it_is(rest, flops):
+    text = f"HloModule m\nENTRY main {{\n  a = f32[8] parameter(0)\n  ROOT d = f32[8,8] {rest}\n}}\n"
+    assert work(text) == Work(products=1, flops=flops)
+
+
 def test_what_is_no_program_has_no_work():
     with pytest.raises(HloError):
         work("module @jit_f {}")

@@ -21,6 +21,9 @@ EQUIVALENT = (
         "single_device runs on one rank, for which nothing is looked up",
     ),
     Equivalent("contract.layout.merge", r"np\.full\(.*None, dtype\)", "every element is written, whatever stood there"),
+    Equivalent(
+        "contract.communication._executions", r"get\(.(min|max)., (2|None)?\)", "one number that is valid for another"
+    ),
     Equivalent("contract.layout.merge", r"^\s*break$", "no layout gives a rank b but not w"),
     Equivalent("contract.reference._update", r"XXparamsXX|PARAMS", "a name that only counts as one more"),
     Equivalent(
