@@ -52,7 +52,7 @@ def read_bytes(path: str | Path, patience: float = PATIENCE) -> bytes:
             start = b"" if name == "<stdin>" else _beginning(fd, patience)
             return _content(file, bytearray(start), most_bytes())
     except FileNotFoundError:
-        raise Unreadable(f"{one_line(name)}: no such file") from None
+        raise Unreadable(f"{one_line(name) or repr(name)}: no such file") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise Unreadable(f"{one_line(name)}: cannot be read: {reason}") from None
