@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contract.communication import Executions
 from jax_impl.hlo import HloError
-from jax_impl.hlo.errors import display
+from jax_impl.hlo.errors import display, shown
 from jax_impl.hlo.flow import MAX_COUNT, capped
 from jax_impl.hlo.instruction import (
     Instruction,
@@ -218,6 +218,8 @@ def test_source_lines_come_from_the_tables():
 def test_text_is_shown_as_its_author_wrote_it():
     assert display("plain") == "plain"
     assert display("\u4f60".encode().decode("latin-1")) == "\u4f60"
+    assert shown("x" * 60) == "x" * 60 and shown("x" * 61) == "x" * 60 + "..."
+    assert shown("\xc3\xa9", 2) == "\u00e9" and shown("abc", 2) == "ab..."
     assert display("\xff") == "\ufffd" and display("\u4f60") == "?"
 
 
