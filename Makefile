@@ -4,7 +4,7 @@ EXTRAS ?= compilers,dev
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRAS)
 
-.PHONY: install demo test coverage faults long lint format mutants mutation clean
+.PHONY: install demo test coverage faults fuzz long lint format mutants mutation clean
 
 install: $(STAMP)
 	@:
@@ -28,6 +28,9 @@ coverage: install
 
 faults: install
 	@$(BIN)/python -m shared_tests.faults
+
+fuzz: install
+	@$(BIN)/python -m shared_tests.fuzz
 
 long: install
 	@$(BIN)/python -m shared_tests.long_runs
