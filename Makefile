@@ -39,7 +39,7 @@ mutants: install
 	@$(BIN)/python -m shared_tests.mutants
 
 mutation: install
-	@$(BIN)/python -m shared_tests.mutation
+	@$(BIN)/python -m shared_tests.mutation --anew
 
 lint: install
 	@$(BIN)/ruff check

@@ -1,15 +1,15 @@
 """Run mutmut, and tell of each module how many mutants were killed and which survived: `make mutation`.
 
-Its files are in mutants/, which is begun anew. The exit status is 1 if a mutant survives that is not known to be
-equivalent. `--report` only tells of the last run.
+Its files are in mutants/, so that it can be interrupted and goes on where it was. The exit status is 1 if a mutant
+survives that is not known to be equivalent.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import chdir
@@ -105,23 +105,28 @@ def mutmut(*arguments: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run it unless told to report alone, print the table and what survived, write the result where asked to."""
-    report_only, output = "--report" in arguments, [Path(a) for a in arguments if a.endswith(".json")]
-    began = time.monotonic()
-    if not report_only:
+    """Run it, print the table and what survived, write the result where asked to."""
+    parser = argparse.ArgumentParser(prog="python -m shared_tests.mutation", description=__doc__)
+    parser.add_argument(
+        "names", nargs="*", help='mutants to try, such as "contract.cost.*"; all that are left, if none'
+    )
+    parser.add_argument("--anew", action="store_true", help="forget the results of earlier runs")
+    parser.add_argument("--report", action="store_true", help="try none, only tell what is known")
+    parser.add_argument("--output", type=Path, help="a .json file for the result")
+    asked = parser.parse_args(arguments)
+    if asked.anew:
         shutil.rmtree(ROOT / "mutants", ignore_errors=True)
-        subprocess.run([MUTMUT, "run", "--max-children", str(PROCESSES)], cwd=ROOT, check=True)
-    seconds = time.monotonic() - began
+    if not asked.report:
+        subprocess.run([MUTMUT, "run", "--max-children", str(PROCESSES), *asked.names], cwd=ROOT, check=True)
     mutants, survivors = judged(parse(mutmut("results", "--all", "true")), lambda name: mutmut("show", name))
     modules = by_module(mutants)
     print(table(modules))
     for one in survivors:
         if not one["equivalent"]:
             print(f"\n{one['name']}\n  - {one['old']}\n  + {one['new']}")
-    for path in output:
+    if asked.output:
         document = {"kind": "mutation", "machine": machine.facts(), "mutmut": machine.version("mutmut")}
-        document |= {"processes": PROCESSES, "seconds": None if report_only else round(seconds)}
-        write(path, {**document, "modules": modules, "not_killed": survivors})
+        write(asked.output, {**document, "modules": modules, "not_killed": survivors})
     return 1 if any(mutant.status in ("survived", "no tests") for mutant in mutants) else 0
 
 
