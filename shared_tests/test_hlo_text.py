@@ -7,6 +7,7 @@ import json
 import random
 import re
 import sys
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -274,6 +275,12 @@ def test_a_gzip_file_may_hold_as_many_bytes_as_there_is_memory_for() -> None:
     with pytest.raises(HloError, match=f"^f: the gzip file holds more than {len(text) - 1:,} bytes, "):
         read_bytes(gzip.compress(text), "f", len(text) - 1)
     assert len(read_bytes(text, "f", 1).collectives) == 1  # what is not packed is there already
+    packed = gzip.compress(bytes(1 << 24))
+    tracemalloc.start()
+    with pytest.raises(HloError, match="holds more than 1,000 bytes"):
+        read_bytes(packed, "f", 1000)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20  # it is not unpacked first
+    tracemalloc.stop()
 
 
 def test_every_text_that_is_cut_off_is_refused() -> None:
