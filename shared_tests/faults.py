@@ -297,9 +297,12 @@ def judge(
 
 
 def leftovers(mark: str, directory: Path, shared: set[Path], patience: float = 5) -> list[str]:
-    """What is left of an injection: processes, ports, temporary files, shared memory. Processes may take a moment."""
-    end = time.monotonic() + patience
-    while (processes := list(marked(mark))) and time.monotonic() < end:
+    """What is left of an injection: processes, ports, temporary files, shared memory. They may take a moment to go.
+
+    Shared memory has no mark: what other programs make meanwhile, and keep, counts too.
+    """
+    end, memory = time.monotonic() + patience, Path("/dev/shm")
+    while ((processes := list(marked(mark))) or set(memory.glob("*")) - shared) and time.monotonic() < end:
         time.sleep(0.05)
     found = []
     for process in processes:
@@ -308,7 +311,7 @@ def leftovers(mark: str, directory: Path, shared: set[Path], patience: float = 5
             found.append(f"process {process.name()}{f', listening at {ports}' if ports else ''} is left")
             process.kill()
     found += [f"temporary {path.name} is left" for path in directory.iterdir()]
-    found += [f"shared memory {path.name} is left" for path in set(Path("/dev/shm").glob("*")) - shared]
+    found += [f"shared memory {path.name} is left" for path in set(memory.glob("*")) - shared]
     return found
 
 
