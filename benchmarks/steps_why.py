@@ -21,10 +21,11 @@ def reasons(document: dict[str, Any]) -> list[str]:
     result = []
     for ratio in document["ratios"]:
         median = ratio["ratio"]["median"]
-        pair = [rows.get((ratio["strategy"], ratio["ranks"], name)) for name in PAIR]
-        if (ratio["of"], ratio["to"]) == PAIR and max(median, 1 / median) > 1 + ALIKE and all(pair):
+        ours, theirs = (rows.get((ratio["strategy"], ratio["ranks"], name)) for name in PAIR)
+        differ_in_time = (ratio["of"], ratio["to"]) == PAIR and max(median, 1 / median) > 1 + ALIKE
+        if differ_in_time and ours and theirs:
             where = f"{ratio['strategy']} on {ratio['ranks']} ranks"
-            parts = [*times(*pair), *work(*pair)]
+            parts = [*times(ours, theirs), *work(ours, theirs)]
             result.append(f"{where}, shard_map over annotated {median:.2f}: {'; '.join(parts)}")
     return result
 
