@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,8 @@ settings.load_profile("repeatable")
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch shares the GPU, where there is one
 devices.prepare(8, "auto")  # before anything uses jax
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background; what tests interrupt inherits it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Execute = Callable[[Run], RunResult]
 

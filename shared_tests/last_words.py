@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from coverage import Coverage
 
 DEADLY = (signal.SIGKILL, signal.SIGABRT, signal.SIGTERM)
-SAVE = signal.SIGUSR2
+SAVE = signal.SIGUSR1  # the other is the ranks' own
 PATIENCE = 1  # seconds
 
 
@@ -26,26 +26,39 @@ def coverage_init(register: Any, options: Any) -> None:
     """Called by coverage in every process that it measures, and again in every fork."""
     with suppress(ValueError):  # not the main thread
         signal.signal(SAVE, save)
-    if not hasattr(os.kill, "kills"):
-        os.kill = saving_first(os.kill)
+    if not hasattr(os.kill, "before"):
+        os.kill = saving_first(os.kill, lambda pid: [pid])
+        os.killpg = saving_first(os.killpg, members)
 
 
-def saving_first(kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
-    """os.kill, which Popen.kill and psutil call as well."""
+def saving_first(kill: Callable[[int, int], None], of: Callable[[int], Iterable[int]]) -> Callable[[int, int], None]:
+    """os.kill, which Popen.kill and psutil call as well, or os.killpg. of: the processes that the number stands for."""
 
-    def kill_saved(pid: int, number: int) -> None:
-        if number in DEADLY and (pid == os.getpid() or handles_save(pid)):
-            said(pid).unlink(missing_ok=True)
-            with suppress(OSError):
-                kill(pid, SAVE)
+    def kill_saved(target: int, number: int) -> None:
+        if number in DEADLY:
+            pids = list(of(target))
+            asked = [pid for pid in pids if pid != os.getpid() and handles_save(pid)]
+            for pid in asked:
+                said(pid).unlink(missing_ok=True)
+                with suppress(OSError):
+                    os.kill(pid, SAVE)
             end = time.monotonic() + PATIENCE
-            while not said(pid).exists() and time.monotonic() < end:
+            while not all(said(pid).exists() for pid in asked) and time.monotonic() < end:
                 time.sleep(0.002)
-            said(pid).unlink(missing_ok=True)
-        kill(pid, number)
+            if os.getpid() in pids:
+                save()
+        kill(target, number)
 
-    kill_saved.kills = kill
+    kill_saved.before = kill
     return kill_saved
+
+
+def members(group: int) -> Iterator[int]:
+    """The processes of a process group; 0 stands for this process's own."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):
+            if int(stat.read_text().rpartition(")")[2].split()[2]) == (group or os.getpgrp()):
+                yield int(stat.parent.name)
 
 
 def save(*signal_and_frame: Any) -> None:
