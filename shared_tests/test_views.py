@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import cli, machine, record_view
+from benchmarks import cli, diff, machine, record_view
+from benchmarks.comm_diff import align
+from contract import cost
 from contract.communication import Executions, Record, record, totals
 from jax_impl.hlo import read_file
 from jax_impl.targets import FAMILIES
@@ -131,3 +134,27 @@ def test_a_commit_with_changes_is_marked(monkeypatch, tmp_path):
     clean = machine.commit()
     (tmp_path / "a").write_text("2")
     assert clean and len(clean) == 40 and machine.commit() == f"{clean}+"
+
+
+def test_the_table_of_a_diff_has_its_rows_totals_rules_and_what_the_device_does(monkeypatch, capsys, tmp_path):
+    def compute(pairs, precision, told, timeout):
+        found = []
+        for run, target in pairs:
+            written = cost.communication(replace(run, implementation="torch"))
+            told(f"{run.strategy} for {target}")
+            memory, traced = {"arguments": 5_000_000}, run.degree <= diff.MOST_TRACED
+            rows = align(written, written[1:])
+            found.append(diff.Diff(run, str(target), written, traced, written[1:], written, memory, rows))
+        return found
+
+    monkeypatch.setattr(diff, "compute", compute)
+    picture = tmp_path / "p.png"
+    arguments = ["data_parallel", "tensor_parallel", "--width", "64", "--picture", str(picture)]
+    assert cli.main(["diff", *arguments, "--target", "cpu:4", "--target", "v5e:8x4"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and max(map(len, out.splitlines())) <= 140
+    assert out.count("only explicit") >= 4 and out.count("memory of a device: arguments 5 MB") == 4
+    assert out.count("written, traced") == 2 and out.count("too many ranks to run here") == 2
+    assert "tensor_parallel, annotated, for v5e:8x4 (tp=32): batch 128, width 64, 4 layers, float32" in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p_data_parallel.png", "p_tensor_parallel.png"]
+    assert cli.main(["diff", "tensor_parallel", "--width", "64", "--fail-on", "unexplained"]) == 1
