@@ -42,6 +42,10 @@ EQUIVALENT = (
     Equivalent("benchmarks.alignment._one_to_one", r"\(a\.left\) or True", "asked again for every candidate"),
     Equivalent("benchmarks.alignment._sums", r"len\(chosen\) >= 1", "one alone was matched one to one before"),
     Equivalent("benchmarks.alignment.match", r"same_edges=None|Sense\(None, same_phase\)", "as false as False"),
+    Equivalent("jax_impl.hlo.decode", r"UTF-16|UTF-8|LATIN-1", "another name of the same encoding"),
+    Equivalent(
+        "jax_impl.hlo.decode", r"encode\(.utf-8., (.XXreplaceXX.|.REPLACE.)?\)", "what was decoded can be encoded"
+    ),
     Equivalent("jax_impl.hlo.decode", r"most \+ 2\)", "more than `most` is more by one or by two"),
     Equivalent("jax_impl.hlo.errors.error", r"chr\(10\), None, position", "from the start"),
     Equivalent("jax_impl.hlo.loops.constant", r"called\.get\(computation, (None)?\)", "every computation has an entry"),
