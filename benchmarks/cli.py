@@ -342,8 +342,12 @@ def trace(
 
     Exit status: the script's own; instead of 0, 1 where ranks disagree or wait for each other, 3 where one is stuck.
     """
-    from benchmarks import trace_script
+    from benchmarks import memory_limit, trace_script
 
+    try:
+        memory_limit.require((nproc or 1) * memory_limit.PROCESS, f"a script in {nproc} processes")
+    except ValueError as error:
+        refuse(str(error))
     if problem := trace_script.refusal(script, nproc, verify, timeout):
         refuse(problem)
     raise typer.Exit(trace_script.show(script, arguments or [], nproc, json, verify, timeout))

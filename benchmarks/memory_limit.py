@@ -72,12 +72,15 @@ def require(needed: int, what: str) -> None:
         raise ValueError(f"{what} needs {size(min(needed, 10**30))} of memory or more, {size(there)} are there")
 
 
-def require_processes(runs: Iterable[Run]) -> None:
-    """Raises ValueError, one line, where torch would need more processes than its launcher can start."""
+def require_processes(runs: Sequence[Run]) -> None:
+    """Raises ValueError, one line, for more ranks than the launchers can start, or jax can have on a CPU."""
+    from jax_impl.targets import FAMILIES
     from torch_impl.launch import MAX_RANKS
 
-    if (most := max((run.degree for run in runs if run.implementation == "torch"), default=1)) > MAX_RANKS:
-        raise ValueError(f"torch runs {MAX_RANKS} ranks at most on one machine, got {most}")
+    for name, most in (("torch", MAX_RANKS), ("jax", FAMILIES["cpu"].most_devices)):
+        ranks = max((run.degree for run in runs if (run.implementation == "torch") == (name == "torch")), default=1)
+        if ranks > most:
+            raise ValueError(f"{name} runs {most} ranks at most on one machine, got {ranks}")
 
 
 def describe(problem: Problem) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import machine, report_compare, report_html, report_run, report_sections
 from benchmarks.bubbles_view import titled
 from benchmarks.report_blocks import Items, Section, Text, pictures
-from benchmarks.results_io import SCHEMA, SECTIONS, Document, read, write
+from benchmarks.results_io import SCHEMA, SECTIONS, Document, keeper, read, unwritable, write
 from benchmarks.timeline import chrome_trace
 
 TITLE = "shardiff: parallel training in torch.distributed and in JAX"
@@ -57,6 +57,8 @@ def plan(
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{output}: {error.strerror}") from None
+    if reason := unwritable(output / "report.json"):
+        raise ValueError(f"{output}: cannot be written: {reason}")
     wanted = tuple(one for one in SECTIONS if not sections or one in sections)
     return Plan(output, wanted, quick, given, fresh, verbose, timeout)
 
@@ -103,8 +105,8 @@ def write_all(document: Document, directory: Path) -> None:
     first, chapters = content(document)
     version = machine.version("shardiff")
     foot = f"Written by shardiff {version}, {document['machine']['date'][:16].replace('T', ' ')} UTC."
+    keeper(directory / "report.json")(document)
     (directory / "pictures").mkdir(exist_ok=True)
-    write(directory / "report.json", document)
     for picture in [one for chapter in chapters for one in pictures(chapter.blocks)]:
         write(directory / "pictures" / f"{picture.name}.svg", picture.svg)
     if bubbles := document["sections"].get("bubbles"):

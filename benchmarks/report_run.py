@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from benchmarks import machine
-from benchmarks.results_io import SCHEMA, read_file, same_origin, write
+from benchmarks.results_io import SCHEMA, keeper, read_file, same_origin
 from contract.problem import Problem
 from contract.strategy import STRATEGIES, Run
 
@@ -100,7 +100,7 @@ def measure(section: str, line: str, directory: Path) -> Document:
         bench(line, file)
         document = json.loads(file.read_text(encoding="utf-8"))
     document = {"command": line, **document}
-    write(file, document)
+    keeper(file)(document)
     return document
 
 

@@ -214,6 +214,8 @@ HUGE = {
     "bench steps --width 100000000": "needs",
     "bench steps --ranks 300 --batch 300 --strategy data_parallel": "torch runs 250 ranks at most",
     "bench bubbles --width 100000000": "needs",
+    "trace --nproc 1000000 script.py": "a script in 1000000 processes needs 20 TB of memory or more",
+    "check --implementation annotated --degree 2000 --batch 2000 --strategy data_parallel": "jax runs 1024 ranks at",
 }
 
 
