@@ -29,7 +29,7 @@ DOZEN = [
     Injection("bench collectives", "torch", "", "command", "SIGHUP", "rendezvous", 1),
     Injection("bench collectives", "jax", "", "rank", "SIGSTOP", "rendezvous", 1),
     Injection("bench collectives", "jax", "", "command", "SIGKILL", "run", 0),
-    Injection("bench steps", "jax", "pipeline_parallel", "rank", "SIGKILL", "block", 1),
+    Injection("bench collectives", "jax", "", "rank", "raise", "compile", 1),
     Injection("bench bubbles", "torch", "", "rank", "sleep", "backward", 1),
 ]
 

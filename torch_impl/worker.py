@@ -296,5 +296,5 @@ def init_group(device: torch.device, timeout: float, **rendezvous: Any) -> None:
 
 
 def waits(stack: str) -> bool:
-    """Whether the stack is that of a thread that waits for other ranks."""
-    return "distributed_c10d.py" in stack or ".wait(" in stack.splitlines()[-1]
+    """Whether the stack is that of a thread that waits for other ranks, or is in C++ where it may."""
+    return "distributed_c10d.py" in stack or ".wait(" in stack or "run_backward(" in stack.splitlines()[-1]
