@@ -153,6 +153,15 @@ def test_a_long_value_is_cut_short_where_it_is_refused():
     good = record("all_gather", "float32", 64, 4).to_json()
     with pytest.raises(ValueError, match=f"^op of a record cannot be '{'x' * 40}'$"):
         Record.from_json({**good, "op": "x" * 50})
+    with pytest.raises(ValueError, match=f"^{'y' * 40} of a record cannot be '1'$"):
+        Record.from_json({**good, "y" * 50: 1})
+    for value, shown in (
+        (2**63, "a number beyond 2[*][*]63"),
+        (-(2**63), "a number beyond 2[*][*]63"),
+        (-5000, "-5000"),
+    ):
+        with pytest.raises(ValueError, match=f"^wire_bytes of a record cannot be '{shown}'$"):
+            Record.from_json({**good, "wire_bytes": value})
     with pytest.raises(ValueError, match="^a record has at least"):
         Record.from_json([good])
 

@@ -251,6 +251,10 @@ def test_missing_and_unreadable_files_are_refused_by_name(tmp_path: Path) -> Non
         with pytest.raises(HloError) as problem:
             read_file(path)
         assert str(problem.value) == f"{path}: {says}"
+    (tmp_path / "dump.gz").write_bytes(gzip.compress(b"HloModule m")[:-9])
+    with pytest.raises(HloError) as problem:
+        read_file(tmp_path / "dump.gz")
+    assert str(problem.value) == f"{tmp_path / 'dump.gz'}: the gzip file is cut off or damaged"
 
 
 def test_gzip_byte_order_marks_carriage_returns_and_any_characters_are_read() -> None:
