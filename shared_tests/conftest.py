@@ -109,8 +109,11 @@ def execute_on_gpu() -> Iterator[Execute]:
 LONGEST = (
     "test_equivalence-pipeline_parallel",
     "test_mutants",
+    "test_faults",
+    "test_bad_input",
     "test_equivalence-data_parallel",
     "test_trace_script",
+    "test_verify",
     "test_diff",
     "test_equivalence-tensor_parallel",
     "test_equivalence-megatron_tensor_parallel",
