@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,12 +20,19 @@ def check_timeout(timeout: float) -> None:
         raise ValueError(f"timeout must be a number of seconds above 0, got {timeout}")
 
 
+def one_of(name: str, value: str, known: Sequence[str]) -> None:
+    """ValueError unless the value of this option is known."""
+    if value not in known:
+        raise ValueError(f"unknown {name} {value!r}; known: {', '.join(known)}")
+
+
 @bench.callback()
 def options() -> None:
     pass
 
 
-def _repeatable(metavar: str, text: str) -> Any:
+def repeatable(metavar: str, text: str) -> Any:
+    """An option that may be given more than once."""
     return typer.Option(metavar=metavar, help=f"{text} Repeatable.")
 
 
@@ -39,16 +47,16 @@ def _earlier(started: dict[str, Any], output: Path | None) -> dict[str, Any] | N
 @bench.command()
 def collectives(
     op: Annotated[
-        list[str] | None, _repeatable("NAME", "broadcast, all_reduce, permute, ... All nine by default.")
+        list[str] | None, repeatable("NAME", "broadcast, all_reduce, permute, ... All nine by default.")
     ] = None,
-    ranks: Annotated[list[int] | None, _repeatable("N", "Ranks, a process each. 2 and 4 by default.")] = None,
+    ranks: Annotated[list[int] | None, repeatable("N", "Ranks, a process each. 2 and 4 by default.")] = None,
     size: Annotated[
-        list[str] | None, _repeatable("SIZE", "Payload S: 4KiB, 100MB, ... Instead of --min, --max.")
+        list[str] | None, repeatable("SIZE", "Payload S: 4KiB, 100MB, ... Instead of --min, --max.")
     ] = None,
     smallest: Annotated[str, typer.Option("--min", metavar="SIZE", help="Smallest payload of the sweep.")] = "1KiB",
     largest: Annotated[str, typer.Option("--max", metavar="SIZE", help="Largest; the sweep goes by 4.")] = "16MiB",
     iterations: Annotated[int, typer.Option(metavar="N", help="Timed calls of each size.")] = 20,
-    implementation: Annotated[list[str] | None, _repeatable("NAME", "torch or jax. Both by default.")] = None,
+    implementation: Annotated[list[str] | None, repeatable("NAME", "torch or jax. Both by default.")] = None,
     device: Annotated[
         str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: CUDA where there are as many GPUs as ranks.")
     ] = "auto",
@@ -91,13 +99,13 @@ def collectives(
 
 @bench.command()
 def steps(
-    ranks: Annotated[list[int] | None, _repeatable("N", "Ranks, a process each. 2 and 4 by default.")] = None,
+    ranks: Annotated[list[int] | None, repeatable("N", "Ranks, a process each. 2 and 4 by default.")] = None,
     strategy: Annotated[
-        list[str] | None, _repeatable("NAME", "data_parallel, ..., or single_device. All five by default.")
+        list[str] | None, repeatable("NAME", "data_parallel, ..., or single_device. All five by default.")
     ] = None,
     implementation: Annotated[
         list[str] | None,
-        _repeatable("NAME", "torch, shard_map, annotated or peer: what a user would pick instead. All by default."),
+        repeatable("NAME", "torch, shard_map, annotated or peer: what a user would pick instead. All by default."),
     ] = None,
     iterations: Annotated[int, typer.Option(metavar="N", help="Timed steps of each contestant.")] = 30,
     rounds: Annotated[int, typer.Option(metavar="N", help="Turns of torch and JAX that they are split into.")] = 3,
@@ -159,11 +167,9 @@ def steps(
 
 @bench.command()
 def bubbles(
-    stages: Annotated[list[int] | None, _repeatable("P", "Stages, a process each. 2 by default.")] = None,
-    microbatches: Annotated[list[int] | None, _repeatable("M", "Microbatches. 1, 2, 4, 8 and 16 by default.")] = None,
-    implementation: Annotated[
-        list[str] | None, _repeatable("NAME", "torch, shard_map or annotated. All three.")
-    ] = None,
+    stages: Annotated[list[int] | None, repeatable("P", "Stages, a process each. 2 by default.")] = None,
+    microbatches: Annotated[list[int] | None, repeatable("M", "Microbatches. 1, 2, 4, 8 and 16 by default.")] = None,
+    implementation: Annotated[list[str] | None, repeatable("NAME", "torch, shard_map or annotated. All three.")] = None,
     iterations: Annotated[int, typer.Option(metavar="N", help="Steps of each.")] = 10,
     batch: Annotated[int, typer.Option(metavar="N", help="Samples in a step.")] = 1024,
     width: Annotated[int, typer.Option(metavar="N", help="Width of every layer.")] = 2048,

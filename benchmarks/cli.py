@@ -7,7 +7,6 @@ output that cannot be written; 3 a worker failed, and its own error comes first;
 from __future__ import annotations
 
 import functools
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -17,8 +16,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from benchmarks.bench_cli import TIMEOUT, bench, check_timeout
+from benchmarks import streams
+from benchmarks.bench_cli import TIMEOUT, bench, check_timeout, one_of, repeatable
 from benchmarks.interrupt import reliable_interrupts
+from benchmarks.report_cli import report
 from contract.processes import WorkerError
 
 app = typer.Typer(
@@ -34,7 +35,7 @@ app.add_typer(bench, name="bench")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. argv: without the program's name; by default the process's own."""
-    _prepare_streams()
+    streams.prepare()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         with reliable_interrupts():
@@ -45,13 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as error:
         if not isinstance(error.__context__, BrokenPipeError):  # so typer and rich end when nobody reads on
             raise
-        _drop_output()
+        streams.drop_output()
         return 141
     except BrokenPipeError:
-        _drop_output()
+        streams.drop_output()
         return 141
     except OSError as error:  # a disk is full, a name too long, no process can be started: nothing of ours
-        _drop_output()
+        streams.drop_output()
         return _complain(f"{error.filename or 'output'}: {error.strerror or error}")
     except WorkerError as error:  # of either launcher
         report = str(error).strip()
@@ -72,32 +73,6 @@ def _command() -> Any:
     if not os.environ.get("TERMINAL_WIDTH", "0").isdigit():
         del os.environ["TERMINAL_WIDTH"]  # typer takes it for a number
     return typer.main.get_command(app)
-
-
-def _prepare_streams() -> None:
-    """Give a process started without stdin, stdout or stderr a file there, lest another or a socket take the number.
-
-    What standard output cannot encode is replaced: names of files may be no text, terminals may know ASCII only.
-    """
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(fd)
-    sys.stdin = sys.stdin or open(0, closefd=False)
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)
-    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=errors)
-
-
-def _drop_output() -> None:
-    """Where standard output cannot be written, let what is left for it go nowhere: the interpreter's end would fail."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
 
 
 def _complain(message: str) -> int:
@@ -128,26 +103,22 @@ def options(
     pass
 
 
-def _choice(metavar: str, text: str) -> Any:  # an option that may be repeated; contract.strategy knows its values
-    return typer.Option(metavar=metavar, help=f"{text} Repeatable.")
-
-
 @app.command()
 def check(
     implementation: Annotated[
-        list[str] | None, _choice("NAME", "torch, shard_map or annotated. All three by default.")
+        list[str] | None, repeatable("NAME", "torch, shard_map or annotated. All three by default.")
     ] = None,
     strategy: Annotated[
         list[str] | None,
-        _choice(
+        repeatable(
             "NAME",
             "data_parallel, tensor_parallel, megatron_tensor_parallel, pipeline_parallel or single_device. "
             "The four parallel ones by default.",
         ),
     ] = None,
-    degree: Annotated[list[int] | None, _choice("N", "Number of ranks. 4 by default, 1 for single_device.")] = None,
-    dtype: Annotated[list[str] | None, _choice("NAME", "float64, float32 or bfloat16. float32 by default.")] = None,
-    optimizer: Annotated[list[str] | None, _choice("NAME", "sgd or adamw. adamw by default.")] = None,
+    degree: Annotated[list[int] | None, repeatable("N", "Number of ranks. 4 by default, 1 for single_device.")] = None,
+    dtype: Annotated[list[str] | None, repeatable("NAME", "float64, float32 or bfloat16. float32 by default.")] = None,
+    optimizer: Annotated[list[str] | None, repeatable("NAME", "sgd or adamw. adamw by default.")] = None,
     steps: Annotated[int, typer.Option(metavar="N", help="Training steps.")] = 3,
     batch: Annotated[int, typer.Option(metavar="N", help="Samples in a step, over all ranks.")] = 128,
     width: Annotated[int, typer.Option(metavar="N", help="Width of every layer.")] = 1024,
@@ -235,9 +206,9 @@ def diff(
     from contract.strategy import STRATEGIES
 
     try:
-        _one_of("precision", precision, ("default", "highest"))
+        one_of("precision", precision, ("default", "highest"))
         if fail_on is not None:
-            _one_of("fail-on", fail_on, ("unexplained", "extra-bytes"))
+            one_of("fail-on", fail_on, ("unexplained", "extra-bytes"))
         if len(what) == 2 and not set(what) & set(STRATEGIES):
             raise typer.Exit(diffing.show_files(Path(what[0]), Path(what[1]), fail_on, json))
         check_path("picture", picture, ".png")
@@ -264,45 +235,7 @@ def hlo(
     raise typer.Exit(hlo_files.show(files, json))
 
 
-@app.command()
-def report(
-    compare: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[A B]", help="Two results to compare: files, or directories of them."),
-    ] = None,
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Where everything is written.")] = Path("report"),
-    quick: Annotated[
-        bool, typer.Option("--quick/--full", help="Small sizes, in a minute; or those of each command.")
-    ] = False,
-    section: Annotated[
-        list[str] | None, _choice("NAME", "check, diff, collectives, steps or bubbles. All by default.")
-    ] = None,
-    results: Annotated[
-        list[Path] | None, _choice("FILE.json", "A result, or a directory of them, to take instead of measuring.")
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what an earlier run left in DIR.")] = False,
-    fail_on: Annotated[str | None, typer.Option(metavar="WHAT", help="A comparison exits with 1 on: slower.")] = None,
-    timeout: Annotated[float | None, TIMEOUT] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="A line for each section; every figure compared.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the complete JSON instead of a summary.")] = False,
-) -> None:
-    """Measure everything and write it as one HTML file, with Markdown and JSON beside it; or compare two results."""
-    from benchmarks import report as reporting
-
-    try:
-        if fail_on is not None:
-            _one_of("fail-on", fail_on, ("slower",))
-        if compare:
-            if len(compare) != 2 or results or section or fresh or quick:
-                raise ValueError("to compare, give two results and nothing to measure")
-            raise typer.Exit(reporting.show_comparison(compare[0], compare[1], fail_on, verbose, json))
-        if fail_on is not None:
-            raise ValueError("fail-on goes with two results to compare")
-        check_timeout(1.0 if timeout is None else timeout)
-        todo = reporting.plan(output, results or (), section or (), quick, fresh, verbose, timeout)
-    except ValueError as error:
-        refuse(str(error))
-    raise typer.Exit(reporting.show(todo, json))
+app.command()(report)
 
 
 @app.command()
@@ -311,11 +244,6 @@ def targets(json: Annotated[bool, typer.Option("--json", help="Print JSON instea
     from benchmarks import target_list
 
     target_list.show(json)
-
-
-def _one_of(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"unknown {name} {value!r}; known: {', '.join(known)}")
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

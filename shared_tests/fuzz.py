@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import gzip
 import io
 import json
@@ -319,7 +320,7 @@ def make_json(rng: random.Random) -> tuple[str, bytes]:
             break
         container, key = rng.choice(by_name[rng.choice(list(by_name))])
         if name == "value":
-            container[key] = rng.choice(VALUES)
+            container[key] = copy.deepcopy(rng.choice(VALUES))
         elif name == "key" and isinstance(container, dict):
             value = container.pop(key)
             if rng.random() < 0.5:
@@ -327,7 +328,7 @@ def make_json(rng: random.Random) -> tuple[str, bytes]:
         elif name == "key":
             del container[key]
         elif name == "repeat" and isinstance(container, list):
-            container += [container[key]] * rng.choice((1, 3, 100))
+            container += [copy.deepcopy(container[key]) for _ in range(rng.choice((1, 3, 100)))]
         elif name == "deep":
             for _ in range(rng.choice((1, 2, 50))):
                 container[key] = rng.choice(([container[key]], {"x": container[key]}))
