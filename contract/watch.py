@@ -26,6 +26,7 @@ from contract.processes import ITS_TURN, Silence, WorkerError, ending, is_stoppe
 Progress = Callable[[int, Any], object]  # called with a rank and what it reported
 SETTLE, GRACE = 0.3, 5.0  # seconds that others have to fail too: after an error of a rank's own; after a secondary one
 ANSWER = 2.0  # seconds at most, out of the timeout, that a stuck rank has to say where it is
+SPARE = 3.0  # seconds that ending it all may take, out of a timeout ten times as long
 
 
 @dataclass
@@ -89,7 +90,8 @@ def watch(
     stay: the ranks stay for another call, so that all is done when all have sent results.
     """
     answer = min(ANSWER, timeout / 4)
-    silence, end, asked, before = Silence(timeout - answer, [rank.pid for rank in ranks]), math.inf, False, None
+    patience = timeout - answer - (SPARE if timeout >= 10 * SPARE else 0)
+    silence, end, asked, before = Silence(patience, [rank.pid for rank in ranks]), math.inf, False, None
     while not all(rank.done if stay else rank.gone for rank in ranks):
         for rank, kind, content in _messages(ranks):
             silence.heard()
@@ -169,7 +171,7 @@ def verdict(ranks: list[RankState], notes: Path, timeout: float) -> WorkerError 
     else:
         kind, trace = "stuck", first.stack
         how = "it is stopped" if first.state == "stopped" else "it is at" if trace else "it does not answer"
-        message = f"{first} is stuck in phase {phase}: no sign of life from any rank for {timeout:g} s; {how}"
+        message = f"{first} is stuck in phase {phase}: no sign of life from any rank, timeout {timeout:g} s; {how}"
     lines = [message, *(["", trace.rstrip(), ""] if trace else [])]
     for rank in failed or ranks:
         last = f"; last call: {noted[rank.rank].call or 'none'}" if stuck else ""

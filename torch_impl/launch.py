@@ -35,7 +35,7 @@ from typing import Any
 import psutil
 
 from contract.processes import BUSY, Silence, WorkerError, begin_notes, ending, importable, nameless_file
-from contract.watch import Progress, RankState, receive, send, verdict, watch
+from contract.watch import SPARE, Progress, RankState, receive, send, verdict, watch
 from torch_impl import worker
 from torch_impl.worker import MAX_RANKS, Job, report_phase, report_progress
 
@@ -176,7 +176,9 @@ class Workers:
 
     def _request(self, request: Any, fds: Sequence[int] = ()) -> Any:
         """The starter's answer. If there is none, the starter is ended."""
-        limit = max(10, self.timeout) if isinstance(request, list) else self.timeout  # ranks take a while to end
+        limit = (
+            max(10, self.timeout - SPARE) if isinstance(request, list) else self.timeout
+        )  # ranks take a while to end
         silence = Silence(limit, [self.starter.pid])  # which may have to import
         try:
             self.control.settimeout(limit)
