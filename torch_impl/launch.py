@@ -176,9 +176,8 @@ class Workers:
 
     def _request(self, request: Any, fds: Sequence[int] = ()) -> Any:
         """The starter's answer. If there is none, the starter is ended."""
-        limit = (
-            max(10, self.timeout - SPARE) if isinstance(request, list) else self.timeout
-        )  # ranks take a while to end
+        least = 10 if isinstance(request, list) else 0  # ranks take a while to end
+        limit = max(least, self.timeout - (SPARE if self.timeout >= 10 * SPARE else 0))
         silence = Silence(limit, [self.starter.pid])  # which may have to import
         try:
             self.control.settimeout(limit)
