@@ -61,6 +61,11 @@ EQUIVALENT = (
     Equivalent("jax_impl.hlo.records.is_host_transfer", r", .XXXX.\)", "no name is in it either"),
     Equivalent("jax_impl.hlo.records.send_pairs", r", .XXXX.\)", "no field is in it either"),
     Equivalent(
+        "jax_impl.hlo.text.loose_instruction",
+        r"startswith\(.\(., \) else value_end",
+        "a value may be a bracket group too",
+    ),
+    Equivalent(
         "benchmarks.alignment.subset_with_sum",
         r"or len\(reached\)|total - size <= target|<= 10_000|< 10001",
         "a limit of effort: sums beyond the target lead nowhere",
