@@ -34,7 +34,8 @@ class Leftovers:
         self.shared = shm()
         self.before = {name: os.environ.get(name) for name in (MARK, "TMPDIR", "PYTEST_DEBUG_TEMPROOT")}
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest keeps what tests wrote
-        self.directory = Path(tempfile.mkdtemp(prefix="shardiff-suite-"))
+        remove_abandoned(Path(tempfile.gettempdir()))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"shardiff-suite-{os.getpid()}-"))
         self.outside, tempfile.tempdir = tempfile.tempdir, None
         os.environ.update({MARK: self.mark, "TMPDIR": str(self.directory)})
 
@@ -69,6 +70,13 @@ class Leftovers:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # those of xdist belong to the session that started them
         config.pluginmanager.register(Leftovers(), "leftovers of this session")
+
+
+def remove_abandoned(temporary: Path) -> None:
+    """Remove the directories of sessions that were killed."""
+    for path in temporary.glob("shardiff-suite-*-*"):
+        if not psutil.pid_exists(int(path.name.split("-")[2])):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:
