@@ -462,9 +462,9 @@ def one(kind: str, seed: int, number: int, directory: Path) -> tuple[str, str, s
 # The campaign
 
 
-def serve(jobs: list[tuple[str, int]], seed: int, connection: Connection) -> None:
+def serve(jobs: list[tuple[str, int]], seed: int, root: str, connection: Connection) -> None:
     """A process's share of the inputs: before each its place in `jobs` is sent, every so often a Tally."""
-    directory = Path(tempfile.mkdtemp(prefix="shardiff-fuzz-"))
+    directory = Path(tempfile.mkdtemp(dir=root))
     hlo_seeds(), json_seeds()
     one("hlo", 0, 0, directory), one("json", 0, 0, directory)  # imports, and what they take
     statm = Path("/proc/self/statm").read_text().split()
@@ -484,9 +484,6 @@ def serve(jobs: list[tuple[str, int]], seed: int, connection: Connection) -> Non
             tally.peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             connection.send(tally)
             tally, last = Tally(), time.monotonic()
-    for file in directory.iterdir():
-        file.unlink()
-    directory.rmdir()
     connection.send(None)
 
 
@@ -496,12 +493,15 @@ class Share:
 
     jobs: list[tuple[str, int]]
     seed: int
+    root: str = ""
     place: int = 0
     heard: float = field(default_factory=time.monotonic)
 
     def start(self) -> None:
         self.ours, theirs = multiprocessing.Pipe(duplex=False)
-        self.process = multiprocessing.get_context("spawn").Process(target=serve, args=(self.jobs, self.seed, theirs))
+        self.process = multiprocessing.get_context("spawn").Process(
+            target=serve, args=(self.jobs, self.seed, self.root, theirs)
+        )
         self.process.start()
         theirs.close()
         self.heard = time.monotonic()
@@ -518,9 +518,14 @@ class Share:
 
 
 def campaign(counts: dict[str, int], seed: int, processes: int, progress: Callable[[Tally], None]) -> Tally:
-    """All inputs in so many processes."""
+    """All inputs in so many processes, whose files are gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="shardiff-fuzz-") as root:
+        return _campaign(counts, seed, processes, progress, root)
+
+
+def _campaign(counts: dict[str, int], seed: int, processes: int, progress: Callable[[Tally], None], root: str) -> Tally:
     jobs = [(kind, number) for kind in KINDS for number in range(counts[kind])]
-    shares = [Share(jobs[i::processes], seed) for i in range(min(processes, len(jobs)))]
+    shares = [Share(jobs[i::processes], seed, root) for i in range(min(processes, len(jobs)))]
     tally = Tally()
     for share in shares:
         share.start()
