@@ -129,7 +129,7 @@ def test_commands_at_once_with_a_busy_port_and_without_a_network() -> None:
         busy = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
         runs = [
             subprocess.Popen([*python, *command], env=busy, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            for command in (collectives, [*check, "--steps", "2", "--json"])
+            for command in (collectives, [*check, "--implementation", "torch", "--json"])
             for python in ([sys.executable], alone())
         ]
         documents = []
@@ -140,4 +140,4 @@ def test_commands_at_once_with_a_busy_port_and_without_a_network() -> None:
     for document in documents[:2]:
         assert {row["implementation"] for row in document["rows"] if row["correct"]} == {"torch", "jax"}
     for document in documents[2:]:
-        assert len([row for row in document["rows"] if row["passed"]]) == 3
+        assert [row["passed"] for row in document["rows"]] == [True]

@@ -465,24 +465,6 @@ def test_function_of_a_module_that_runs_by_name(tmp_path: Path) -> None:
     assert finish(process) == (0, "[7]\n", "")
 
 
-ALONE = """
-import fcntl, socket, struct
-socket.sethostname("no-such-host.invalid")
-with socket.socket() as s:  # lo up, by SIOCSIFFLAGS
-    fcntl.ioctl(s, 0x8914, struct.pack("16sh14x", b"lo", 1))
-"""
-
-
-def test_host_name_that_does_not_resolve_and_no_network_but_loopback(tmp_path: Path) -> None:
-    unshare = ("unshare", "--map-root-user", "--uts", "--net")
-    try:
-        subprocess.run([*unshare, "true"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("cannot make namespaces here")
-    process = script(tmp_path, ALONE + PLAIN, *unshare, sys.executable)
-    assert finish(process) == (0, "[(0, 1.0), (1, 1.0)]\n", "")
-
-
 HELD = """
 import sys
 from ranks import hold
