@@ -44,7 +44,7 @@ def pool() -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="session")
-def execute(pool: Workers) -> Iterator[Execute]:
+def execute(pool: Workers) -> Execute:
     """Runs any implementation. The same run is computed once, and its result must not be changed.
 
     Runs that differ in the number of steps alone share one compiled step.
@@ -64,13 +64,12 @@ def execute(pool: Workers) -> Iterator[Execute]:
 
     def result(run: Run) -> RunResult:
         if run not in results:
-            with quick_compilation():
+            with quick_compilation(), pytest.MonkeyPatch.context() as patch:
+                patch.setattr(jax_train, "compile_step", compile_once)
                 results[run] = torch_train.run(run, pool) if run.implementation == "torch" else jax_train.run(run)
         return results[run]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax_train, "compile_step", compile_once)
-        yield result
+    return result
 
 
 @pytest.fixture(scope="session")
