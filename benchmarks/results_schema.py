@@ -154,6 +154,11 @@ RATIO = {
 RATES = ("matmul_flops_per_second", "forward_backward_flops_per_second", "share", "update_share")
 RATES += ("update_bytes_per_second", "copy_bytes_per_second")
 PIPELINE = {"framework": among("torch", "jax"), "implementation": among(*OURS), "stages": several}
+FITTED = {
+    "implementation": among(*OURS),
+    "stages": several,
+    **dict.fromkeys(("work_seconds", "tick_seconds", "worst_residual"), number),
+}
 BUBBLE = {
     **PIPELINE,
     "schedule": name,
@@ -205,7 +210,7 @@ BUBBLES = {
     "settings": {**SIZES, "iterations": several},
     "skipped": [{"stages": several, "reason": text}],
     "rows": [BUBBLE],
-    "fits": [{**PIPELINE, **dict.fromkeys(("work_seconds", "tick_seconds", "worst_residual"), number)}],
+    "fits": [FITTED],
     "timelines": [{**PIPELINE, "microbatches": several, "events": [event]}],
 }
 SCHEMAS = {

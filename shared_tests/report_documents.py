@@ -130,7 +130,9 @@ def piped():
         "settings": {**SIZES, "iterations": 3, "device": "cpu"},
         "skipped": [],
         "rows": [{**row, "of_theory": 1.04, "step_seconds": spread(0.03)}],
-        "fits": [],
+        "fits": [
+            {"implementation": "torch", "stages": 2, "work_seconds": 0.02, "tick_seconds": 0.0, "worst_residual": 0.01}
+        ],
         "timelines": [{**of, "events": events}],
     }
 

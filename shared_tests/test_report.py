@@ -6,6 +6,7 @@ import copy
 import json
 import os
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from benchmarks import bubbles_view, check, cli, collectives, report, report_run
 from benchmarks import diff as diffing
 from benchmarks.report_blocks import Cell, Details, Items, Table, Text, html, markdown, plain
 from benchmarks.results_io import SECTIONS
+from benchmarks.results_schema import broken
 from shared_tests.report_documents import MACHINE, checked, diffed, everything, stepped
 
 VOID = ("meta", "img", "br")
@@ -288,3 +290,10 @@ def test_a_command_runs_in_a_process_of_its_own():
     assert json.loads(report_run.output("targets"))["targets"]
     with pytest.raises(report_run.Failed, match="shardiff check --width 0 ended with status 2"):
         report_run.output("check --width 0")
+
+
+def test_results_that_are_committed_can_be_read():
+    kept = [json.loads(path.read_text()) for path in (Path(results_io.__file__).parent / "results").glob("*.json")]
+    kinds = {one["kind"]: one for one in kept if one.get("kind") in SECTIONS}
+    assert kinds.keys() >= {"collectives", "steps", "bubbles"}
+    assert [broken(kind, one) for kind, one in kinds.items()] == [None] * len(kinds)
