@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.communication import Executions
-from jax_impl.hlo import HloError
+from jax_impl.hlo import HloError, read
 from jax_impl.hlo.errors import display, shown
 from jax_impl.hlo.flow import MAX_COUNT, capped
 from jax_impl.hlo.instruction import (
@@ -340,3 +340,57 @@ def test_statements_come_in_order_and_of_all_opcodes_or_of_some():
 def test_the_last_computation_is_the_entry_of_a_module_that_names_none():
     program = parse("HloModule m\na {\n x = f32[] parameter(0)\n}\nb {\n y = f32[] parameter(0)\n}\n", frozenset())
     assert (program.entry, program.interesting, program.header) == ("b", [], "")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "groups"),
+    [  # device = 2 x replica + partition
+        ("replica_groups={{0,1}}", ((0, 2), (1, 3))),  # replicas, each partition by itself
+        ("replica_groups={{0,1}}, channel_id=1", ((0, 1, 2, 3),)),  # replicas, with all of their partitions
+        ("replica_groups={{0,3},{1,2}}, channel_id=1, use_global_device_ids=true", ((0, 3), (1, 2))),
+        ("replica_groups={{0,1}}, mode=cross_replica, channel_id=1", ((0, 2), (1, 3))),
+        ("replica_groups={{0,1}}, mode=cross_partition", ((0, 1), (2, 3))),
+        ("replica_groups={{0,3},{1,2}}, mode=flattened_id", ((0, 3), (1, 2))),
+    ],
+)
+def test_ids_of_groups_are_replicas_partitions_or_devices(attributes, groups):
+    text = f"""HloModule m, replica_count=2, num_partitions=2
+add {{
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}}
+ENTRY main {{
+  x = f32[8] parameter(0)
+  ROOT y = f32[8] all-reduce(x), {attributes}, to_apply=add
+}}
+"""
+    (record,) = read(text).collectives
+    assert record.groups == groups
+
+
+def test_a_transfer_with_the_host_is_no_collective_and_ends_nothing():
+    text = """HloModule m, num_partitions=2
+add {
+  a = f32[] parameter(0)
+  b = f32[] parameter(1)
+  ROOT c = f32[] add(a, b)
+}
+ENTRY main {
+  x = f32[8] parameter(0)
+  token = token[] after-all()
+  sent = (f32[8], u32[], token[]) send(x, token), channel_id=1, is_host_transfer=true
+  end = token[] send-done(sent), channel_id=1, is_host_transfer=true
+  got = (f32[8], u32[], token[]) recv(end), channel_id=2, is_host_transfer=true
+  y = (f32[8], token[]) recv-done(got), channel_id=2, is_host_transfer=true
+  z = f32[8] get-tuple-element(y), index=0
+  ROOT sum = f32[8] all-reduce(z), channel_id=3, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=add
+}
+"""
+    assert [record.op for record in read(text).collectives] == ["all_reduce"]
+
+
+def test_text_of_another_system_reads_the_same():
+    text = "HloModule m\nENTRY main {\n  x = f32[8] parameter(0)\n"
+    text += "  ROOT y = f32[8] all-gather(x), replica_groups={}, dimensions={0}\n}\n"
+    assert read(text.replace("\n", "\r\n")).collectives == read(text).collectives != []
