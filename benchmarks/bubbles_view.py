@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import bubbles, machine, resume, timeline
 from benchmarks.figures import save
 from benchmarks.results_io import keeper, write
+from contract.processes import WorkerError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,9 +45,7 @@ def show(
 
         try:
             document = bubbles.measure(plan, save_it, lambda what: progress.update(task, description=what), kept)
-        except RuntimeError as error:
-            if type(error).__name__ != "WorkerError":  # of either launcher
-                raise
+        except WorkerError as error:  # of either launcher
             progress.stop()
             report = str(error).strip()
             print(f"{report}\nshardiff: bench bubbles: {report.splitlines()[0].rstrip(':')}", file=sys.stderr)

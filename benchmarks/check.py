@@ -23,6 +23,7 @@ from benchmarks.interrupt import deferred_interrupts
 from benchmarks.watchdog import watched
 from contract import reference
 from contract.problem import Problem
+from contract.processes import WorkerError
 from contract.proof import Proof, prove
 from contract.strategy import STRATEGIES, Run, RunResult
 from torch_impl.launch import TORCHRUN
@@ -161,7 +162,7 @@ def failing_as(run: Run) -> Iterator[None]:
         yield
     except Exception as error:
         text = str(error).strip()
-        if type(error).__name__ == "WorkerError":
+        if isinstance(error, WorkerError):
             raise RunFailed(run, text.splitlines()[0].rstrip(":"), text) from error
         frames = error.__traceback__
         while frames and frames.tb_next and frames.tb_frame.f_code.co_filename == __file__:

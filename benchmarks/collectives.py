@@ -21,6 +21,7 @@ from benchmarks.collectives_floor import floor
 from benchmarks.collectives_numbers import fits, flat, rows
 from benchmarks.collectives_timing import IDENTITIES, ITEMSIZE, METHOD, OPS, whole
 from benchmarks.results_io import keeper
+from contract.processes import WorkerError
 
 IMPLEMENTATIONS = ("torch", "jax")
 UNITS = {"": 1, "B": 1} | {
@@ -216,9 +217,7 @@ def _call(label: str, call: Callable[..., list[Any]], implementation: str, *args
     """What a function of the framework's module gives on each rank."""
     try:
         return call(on_torch if implementation == "torch" else on_jax, *args)
-    except RuntimeError as error:
-        if type(error).__name__ != "WorkerError":
-            raise
+    except WorkerError as error:
         raise BlockFailed(label, str(error).strip()) from error
 
 

@@ -11,6 +11,7 @@ from benchmarks import machine, resume, steps, steps_why
 from benchmarks.figures import save
 from benchmarks.record_view import size
 from benchmarks.results_io import keeper
+from contract.processes import WorkerError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,9 +42,7 @@ def show(
         task = progress.add_task("")
         try:
             document = steps.measure(plan, save_it, lambda what: progress.update(task, description=what), kept)
-        except (RuntimeError, TimeoutError) as error:  # both launchers' WorkerError is a RuntimeError
-            if not isinstance(error, TimeoutError) and type(error).__name__ != "WorkerError":
-                raise
+        except (WorkerError, TimeoutError) as error:
             progress.stop()
             report = str(error).strip()
             print(f"{report}\nshardiff: bench steps: {report.splitlines()[0].rstrip(':')}", file=sys.stderr)
