@@ -32,8 +32,9 @@ IDENTITIES = (
     "all_to_all = transpose of ranks and blocks",
     "gather = reduce under concatenation",
 )
-WARM_UP, BATCHES, BARE_BATCHES = 3, 3, 9  # calls; amortized batches, and when they are compared to a bare loop
-LONG_BATCH = 0.1  # seconds that a batch should last
+WARM_UP = 3  # calls
+BATCHES, LONG_BATCH = 3, 0.1  # amortized batches, and seconds that one should last
+BARE_BATCHES, BARE_BATCH = 80, 0.03  # the same where a bare loop takes turns: many, as a ratio is looked for
 ITEMSIZE = 4  # float32
 
 METHOD = (
@@ -42,8 +43,9 @@ METHOD = (
     "per_iteration: synchronize the device, barrier, start the clock, one call, synchronize, stop the clock, barrier. "
     "An iteration takes as long as its slowest rank; min, median and p99 are over iterations, rank min, mean and max "
     "over the ranks' own medians.",
-    "amortized: 3 batches (9 beside a bare loop) of calls back to back, a barrier around each batch, one division; the "
-    "statistics are over the batches. Batches last 0.1 s or more where the call is short (1000 calls at most).",
+    "amortized: 3 batches of calls back to back, a barrier around each batch, one division; the statistics are over "
+    "the batches. Batches last 0.1 s or more where the call is short (1000 calls at most). With a bare loop: 80 of "
+    "0.03 s, in turn with as many of the bare loop's, every other time in the opposite order.",
     "algbw = S/t of the median; busbw = algbw x factor (nccl-tests, doc/PERFORMANCE.md): all_reduce 2(n-1)/n; "
     "all_gather, reduce_scatter, all_to_all, gather, scatter (n-1)/n; broadcast, reduce, permute 1; one rank 0. "
     "GB = 1e9 bytes. The factor is that of the op asked for, also where another one runs.",
@@ -79,10 +81,10 @@ def measure(side: Side, iterations: int, budget: float, bare: bool = False) -> d
         seconds = max(side.agree(perf_counter() - began), 1e-7)
         if seconds * WARM_UP > budget:
             break
-    batches = BARE_BATCHES if bare else BATCHES
     affordable = max(BATCHES, int(budget / seconds))
     count = min(iterations, affordable)
-    calls = max(-(-count // batches), min(1000, affordable // batches, int(LONG_BATCH / seconds)))
+    batches, long = (min(BARE_BATCHES, affordable), BARE_BATCH) if bare else (BATCHES, LONG_BATCH)
+    calls = max(-(-count // batches), min(1000, affordable // batches, int(long / seconds)))
 
     per_iteration = []
     for _ in range(count):
@@ -92,8 +94,8 @@ def measure(side: Side, iterations: int, budget: float, bare: bool = False) -> d
         side.agree(0)
     modes = {"amortized": _back_to_back, **({"bare": _bare} if bare else {})}
     seconds_of: dict[str, list[float]] = {mode: [] for mode in modes}
-    for _ in range(batches):
-        for mode, loop in modes.items():
+    for batch in range(batches):
+        for mode, loop in reversed(modes.items()) if batch % 2 else modes.items():
             began = perf_counter()
             loop(side, calls)
             seconds_of[mode].append((perf_counter() - began) / calls)

@@ -174,6 +174,7 @@ def bare_lines(rows: Sequence[Row]) -> list[str]:
         least = min(ratios, key=lambda key: ratios[key])
         result.append(
             f"busbw {mode} / bare loop: {name} median {median(ratios.values()):.2f} of {len(ratios)}, "
+            f"{sum(ratio >= 0.95 for ratio in ratios.values())} at 0.95 or more, "
             f"lowest {ratios[least]:.2f} ({least[1]} on {least[2]} ranks at {size(least[3])})."
         )
     return result
