@@ -443,6 +443,18 @@ def test_a_collective_that_lost_its_name_takes_the_latest_phase_that_it_reads() 
     assert [record.phase for record in valid(module(text)).collectives] == ["backward", "forward"]
 
 
+def test_what_is_combined_runs_when_its_last_operand_is_there_whatever_its_name() -> None:
+    text = f"""%f = f32[8] negate(%p), metadata={{op_name="jit(f)/jvp()/neg"}}
+    %b = f32[8] negate(%f), metadata={{op_name="jit(f)/transpose(jvp())/neg"}}
+    %x = (f32[8], f32[8]) all-reduce(%f, %b), {ALL}, to_apply=%add, metadata={{op_name="jit(f)/jvp()/psum"}}"""
+    assert only(module(text)).phase == "backward"
+
+
+def test_the_name_of_an_argument_tells_no_phase() -> None:
+    text = '%q = f32[8] parameter(1), metadata={op_name="optimizer"}\n' + reduce(ALL, operands="%q")
+    assert only(module(text)).phase == "other"
+
+
 def test_a_gather_of_parameters_takes_the_earliest_phase_that_reads_it() -> None:
     text = f"""%g = f32[64] all-gather(%p), {ALL}, dimensions={{0}}
     %h = f32[64] copy(%g)

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_impl.hlo import read
+from jax_impl.hlo.flow import mentioned
 from jax_impl.hlo.loops import count_trips
+from jax_impl.hlo.text import Statement
 from shared_tests.hlo_modules import ALL, CHOSEN, brief, module, only, valid
 
 
@@ -66,6 +68,7 @@ def loop(
         ({"step": "subtract(%i, %one)"}, None),
         ({"step": "multiply(%i, %three)"}, None),
         ({"step": "add(%i, %i)"}, None),
+        ({"step": "subtract(%three, %i)"}, None),
         ({"trips": 12}, 12),
         ({"trips": 0}, 0),
         ({"trips": 4, "start": "parameter(1)"}, 4),
@@ -88,6 +91,8 @@ def test_trips_are_those_of_running_the_loop(direction: str, start: int, bound: 
         trips, i = trips + 1, i + step
     if step:
         assert count_trips(direction, start, bound, step) == (None if trips == 100 else trips)
+    elif direction not in ("EQ", "NE"):
+        assert count_trips(direction, start, bound, 0) == (None if trips == 100 else 0)
 
 
 # A scalar %x as compilers hand it on: instructions that make %y of it, and the computations that these call.
@@ -230,7 +235,9 @@ def test_trips_are_known_however_counter_start_and_bound_are_handed_on(
 
 
 @pytest.mark.parametrize(
-    "bound", ["constant(true)", "constant({1})", "multiply(%i, %i)", "get-tuple-element(%t), index=9"]
+    "bound",
+    ["constant(true)", "constant({1})", "multiply(%i, %i)", "get-tuple-element(%t), index=9"]
+    + ["get-tuple-element(%t), index=2", "get-tuple-element(%t)", "parameter(x)"],
 )
 @pytest.mark.parametrize("compared", ["%i, %n", "%n, %i"])
 def test_what_is_no_known_number_makes_no_known_trips(bound: str, compared: str) -> None:
@@ -263,6 +270,49 @@ def test_an_operand_that_is_missing_makes_no_known_trips() -> None:
     run = f"%run (z: s32[], p: f32[8]) -> s32[] {{\n%p = f32[8] parameter(0)\n%z = s32[] parameter(1)\n{body}}}\n"
     text = module("%r = s32[] call(%p), to_apply=%run", computations + run)
     assert [brief(record)[3] for record in read(text).collectives] == [(0, None)]
+
+
+def executions(computations: str, body: str) -> list[tuple]:
+    """Of the collectives of a module that need not be valid."""
+    return [brief(record)[3] for record in read(module(body, computations)).collectives]
+
+
+def test_a_loop_that_lacks_a_part_makes_no_known_trips() -> None:
+    computations, body = loop()
+    for old, new in ((", condition=%w.cond", ""), ("while(%w.t)", "while()")):
+        assert old in body and executions(computations, body.replace(old, new)) == [(0, None)]
+    computations = computations.replace("%n = ", f"%x = f32[8] all-reduce(%i), {ALL}, to_apply=%add\n%n = ")
+    assert executions(computations, body.replace(", body=%w.body", "")) == [(1, None)]
+
+
+def test_a_counter_that_is_set_from_elsewhere_makes_no_known_trips() -> None:
+    """Another element of the state, an element of an element, one that is not named."""
+    other = "add(%m, %one)\n%m = s32[] get-tuple-element(%t), index=2"
+    assert executions(*loop(step=other)) == [(0, None)]
+    inner = "constant(5)\n%k = s32[] get-tuple-element(%k.0), index=1\n%k.0 = (s32[], s32[]) get-tuple-element(%t)"
+    for index in (", index=0", ""):
+        assert executions(*loop(bound=inner + index, test="compare(%k, %n), direction=LT")) == [(0, None)]
+
+
+@pytest.mark.parametrize(
+    ("root", "tested", "stepped"),
+    [
+        ("constant(5)", (5, 5), (0, None)),
+        ("constant(true)", (0, None), (0, None)),
+        ("parameter(1)", (5, 5), (0, None)),
+        ("parameter(2)", (0, None), (0, None)),
+        ("multiply(%a, %a)", (0, None), (0, None)),
+        ("add(%a, %one)", (0, None), (5, 5)),
+    ],
+)
+def test_what_a_fusion_computes_is_known_if_it_is_a_number_or_handed_through(root, tested, stepped) -> None:
+    lines = f"%a = s32[] parameter(0)\n%one = s32[] constant(1)\n%k = s32[] {root}\n"
+    less = f"%less (a: s32[]) -> pred[] {{\n{lines}ROOT %lt = pred[] compare(%a, %k), direction=LT\n}}\n"
+    computations, body = loop(test="fusion(%i, %n), kind=kLoop, calls=%less")
+    assert executions(less + computations, body) == [tested]
+    following = f"%following (a: s32[]) -> s32[] {{\n{lines}ROOT %b = s32[] copy(%k)\n}}\n"
+    computations, body = loop(step="fusion(%i, %v), kind=kLoop, calls=%following")
+    assert executions(following + computations, body) == [stepped]
 
 
 @pytest.mark.parametrize(("length", "expected"), [(80, (5, 5)), (300, (0, None))])
@@ -378,6 +428,38 @@ def test_a_computation_called_from_a_loop_and_from_outside_runs_the_sum() -> Non
     computations, body = loop(inside="call(%v), to_apply=%yes")
     text = module(body + "ROOT %once = f32[8] call(%p), to_apply=%yes", CHOSEN + computations)
     assert brief(only(text))[3] == (6, 6)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_started_once_is_asynchronous_whoever_else_calls_it(order: int) -> None:
+    start = "%s = ((f32[8]), f32[8], u32[]) async-start(%p), calls=%yes"
+    calls = [start, "%o = f32[8] call(%p), to_apply=%yes"][::order]
+    (record,) = read(module("\n".join([*calls, "%d = f32[8] async-done(%s)"]), CHOSEN)).collectives
+    assert record.is_async and brief(record)[3] == (2, 2)
+
+
+def test_names_of_called_computations_are_those_of_the_statement_and_of_no_other() -> None:
+    lines = (
+        "%a = f32[8] call(%p), to_apply=%before\n",
+        "%b = f32[8] conditional(%k, %x, %y), true_computation=%one, false_computation=two, odd_computation=%three\n",
+        "%c = f32[8] conditional(%k), branch_computations={%no, %yes}, called_computations={also}\n",
+        "%w = f32[8] while(%t), condition=%more, body=%again\n",
+        "%d = f32[8] call(%p), to_apply=%after\n",
+        "calls=%first",
+    )
+    found = []
+    for number, line in enumerate(lines):
+        start = sum(map(len, lines[:number]))
+        found.append(sorted(mentioned("".join(lines), Statement("call", "x", start, start + len(line)))))
+    assert found == [
+        ["before"],
+        ["one", "three", "two"],
+        ["also", "no", "yes"],
+        ["again", "more"],
+        ["after"],
+        ["first"],
+    ]
+    assert list(mentioned("calls=%first", Statement("call", "x", 0, 12))) == ["first"]
 
 
 CALLED = {

@@ -107,6 +107,11 @@ def test_edges_are_between_the_same_partitions_of_replicas_or_the_same_replicas_
     assert device_edges("{}", "cross_replica", 2, 3) == ()
 
 
+def test_no_groups_are_everyone_and_an_iota_may_be_of_its_own_shape():
+    assert parse_groups("{}") == parse_groups("{{},{}}") == ((), 0)
+    assert parse_groups("[2,3]") == (((0, 1, 2), (3, 4, 5)), 3)
+
+
 def test_negative_ids_are_padding():
     assert parse_groups("{{0,1,2},{3,4,-1}}") == (((0, 1, 2), (3, 4)), 3)
     assert parse_groups("{{-1,-1},{0,1}}") == (((0, 1),), 2)
@@ -137,6 +142,8 @@ def test_as_many_groups_as_can_be_listed_are():
     assert groups is not None and size == MAX_IDS
     assert device_groups("{{0,1}}", "cross_replica", 2, half) == (tuple((i, half + i) for i in range(half)), 2)
     assert device_groups("{{0,1}}", "cross_replica", 2, half + 1) == (None, 2)
+    assert device_groups("{{0,1}}", "cross_partition", half, 2) == (tuple((2 * i, 2 * i + 1) for i in range(half)), 2)
+    assert device_groups("{{0,1}}", "cross_partition", half + 1, 2) == (None, 2)
     edges = device_edges("{{0,1}}", "cross_replica", 2, half)
     assert edges is not None and len(edges) == half
     assert device_edges("{{0,1}}", "cross_replica", 2, half + 1) is None

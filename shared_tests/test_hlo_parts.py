@@ -25,7 +25,7 @@ from jax_impl.hlo.instruction import (
     stack_frames,
 )
 from jax_impl.hlo.phases import latest, named_phase
-from jax_impl.hlo.records import dtype_name
+from jax_impl.hlo.records import dtype_name, group_mode
 from jax_impl.hlo.text import BEGIN, END, attributes_end, balanced, parse, skip, statements, value_end
 
 words = st.text("ab1.%-", min_size=1, max_size=4)
@@ -54,6 +54,17 @@ def test_text_without_commas_or_without_text_is_split_too():
     assert split("") == split("  ") == []
     assert split(",") == ["", ""] and split("a,") == ["a", ""]
     assert split("a), b") == ["a)", "b"]  # a bracket that nothing opened
+    deep = "(" * 9 + "b, c" + ")" * 9
+    assert split(f"a{deep}, X{deep},d") == [f"a{deep}", f"X{deep}", "d"]
+    with pytest.raises(HloError, match="^cut off inside brackets: "):
+        split("a, (b")
+
+
+def test_slashes_in_deep_brackets_are_a_comment_only_with_a_star():
+    for inside in ("a/b", "a / b", "/ *", '"x"*', "/*)*/"):
+        for depth in (1, 9):
+            group = "(" * depth + inside + ")" * depth
+            assert balanced(f"{group})", 0) == len(group)
 
 
 @settings(max_examples=100)
@@ -76,12 +87,15 @@ def test_a_mesh_takes_its_device_ids_and_axes_along():
     for text in (
         "mesh['x'=2,'y'=4] {'y'}",
         "mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'y'}",
+        "mesh['x'=2,'y'=4], device_ids= (0,1) {'y'}",
         "mesh['x'=2,'y'=4] , device_ids = (0,1) {'y'}".replace(" = ", "="),
     ):
         assert attributes_end(f"x, replica_groups={text}, b=2 {{", 1) == len(f"x, replica_groups={text}, b=2")
-        found = dict(attributes(f", replica_groups={text}, b=2"))
+        found = attributes(f", replica_groups={text}, b=2")
         assert found["b"] == "2" and found["replica_groups"].replace(" ", "") == text.replace(" ", "")
-    assert dict(attributes(", a=1, device_ids=(0)")) == {"a": "1", "device_ids": "(0)"}
+    assert attributes(", a=1, device_ids=(0)") == {"a": "1", "device_ids": "(0)"}
+    assert attributes("device_ids=(0), a=mesh[]") == {"device_ids": "(0)", "a": "mesh[]"}
+    assert attributes(", =1, a = 2, a=3") == {"a": "3"} and attributes("") == {}
 
 
 def test_a_value_ends_at_space_or_comma_outside_of_brackets():
@@ -121,6 +135,7 @@ def test_comments_are_replaced_by_a_space_and_strings_are_left(text, without):
         ('{op_name="a b" source_line=7}', {"op_name": "a b", "source_line": "7"}),
         ('{a="x, y", b = 2,c=3}', {"a": "x, y", "b": "2", "c": "3"}),
         (r'{a="say \"no\" \\ x"}', {"a": r'say "no" \ x'}),
+        (r'{a="\303\251 \\303 \9 \018 \400"}', {"a": "\xc3\xa9 \\303 9 018 400"}),  # a byte in octal is C's way, too
         ("{pairs={{0,1},{1,2}}, chain_id=4}", {"pairs": "{{0,1},{1,2}}", "chain_id": "4"}),
         ("{a=1, a=2}", {"a": "1"}),
         ("{x.y-z_1=ok}", {"x.y-z_1": "ok"}),
@@ -137,6 +152,7 @@ def test_names_come_with_and_without_percent_signs_and_braces():
     assert names("%f") == names("f") == names("{%f}") == ["f"]
     assert names("{%f, g,%h}") == ["f", "g", "h"]
     assert names("") == names("{}") == []
+    assert names("X") == ["X"] and names("{X, %XX}") == ["X", "XX"]
 
 
 def test_an_instruction_knows_its_operands_attributes_and_metadata():
@@ -186,6 +202,7 @@ def test_shapes_of_every_kind():
     assert leaves("f32[<=6, 4]") == [(0, Leaf("f32", (6, 4), 32, True))]
     assert leaves("f32[?,4]") == [(0, Leaf("f32", (1, 4), 32, True))]
     assert leaves("f32[<=?]") == [(0, Leaf("f32", (1,), 32, True))]
+    assert [index for index, _ in leaves("(((u8[1], u8[2]), u8[3]), u8[4], ((u8[5])), u8[6])")] == [0, 0, 0, 1, 2, 3]
     assert leaves("s8[9]{0:E(4)}") == [(0, Leaf("s8", (9,), 4))]
     assert leaves("opaque[]") == leaves("token[]") == leaves("()") == []
     assert leaves(f"u8[{(2**63 - 1) // 49},49]")[0][1].num_bytes == 2**63 - 1
@@ -194,7 +211,7 @@ def test_shapes_of_every_kind():
 
 
 TABLES = {
-    "FileNames": '\n1 "a.py"\n2 "b \\"c\\".py"\n',
+    "FileNames": '\n1 "\\303\\251.py"\n2 "b \\"c\\".py"\n',
     "FileLocations": (
         "\n1 {file_name_id=1 function_name_id=1 line=12 end_line=13}\n2 {file_name_id=9 line=4}\n3 {file_name_id=2}\n"
     ),
@@ -207,9 +224,9 @@ TABLES = {
 
 def test_source_lines_come_from_the_tables():
     frames = stack_frames(TABLES)
-    assert frames == {"1": "a.py:12", "2": 'b \\"c\\".py:?', "3": "?:4"}
+    assert frames == {"1": "\xc3\xa9.py:12", "2": 'b "c".py:?', "3": "?:4"}
     assert stack_frames({}) == {}
-    assert source_of({"stack_frame_id": "1"}, frames) == "a.py:12"
+    assert source_of({"stack_frame_id": "1"}, frames) == "\u00e9.py:12"
     assert source_of({"stack_frame_id": "4"}, frames) is None and source_of({}, frames) is None
     assert source_of({"source_file": "x.py", "stack_frame_id": "1"}, frames) == "x.py:?"
     assert source_of({"source_file": "\xc3\xa9.py", "source_line": "2"}, frames) == "\u00e9.py:2"
@@ -367,6 +384,30 @@ ENTRY main {{
 """
     (record,) = read(text).collectives
     assert record.groups == groups
+
+
+@pytest.mark.parametrize(
+    ("opcode", "attributes", "mode"),
+    [
+        ("all-reduce", "", "cross_replica"),
+        ("all-to-all", "", "cross_replica"),
+        ("all-gather", ", channel_id=1", "cross_replica_and_partition"),
+        ("all-to-all", ", channel_id=1", "cross_partition"),
+        ("reduce-scatter", ", channel_id=1, use_global_device_ids=true", "flattened_id"),
+        ("reduce-scatter", ", channel_id=1, use_global_device_ids=false", "cross_replica_and_partition"),
+        *(("all-reduce", f", channel_id=1, mode={mode}", mode) for mode in ("cross_replica", "flattened_id")),
+        ("all-reduce", ", mode=another", "cross_replica"),
+    ],
+)
+def test_attributes_tell_what_ids_mean(opcode, attributes, mode):
+    assert group_mode(Instruction("r", "f32[8]", opcode, "p", attributes), opcode) == mode
+
+
+def test_ids_of_devices_are_no_replicas_even_where_they_could_be():
+    text = "HloModule m, replica_count=2, num_partitions=2\nENTRY main {\n  x = f32[8] parameter(0)\n  y = f32[8] "
+    text += "all-reduce(x), channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=x\n}\n"
+    (record,) = read(text + "x {\n  p = f32[] parameter(0)\n}\n").collectives
+    assert (record.groups, record.group_size) == (((0, 1),), 2)
 
 
 def test_a_transfer_with_the_host_is_no_collective_and_ends_nothing():

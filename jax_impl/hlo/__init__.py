@@ -56,7 +56,7 @@ def read_bytes(data: bytes, name: str, most: int | None = None) -> Module:
 
 def read(text: str, name: str = "<text>") -> Module:
     """Read HLO text. Raises HloError, one line that starts with `name`."""
-    return _read(text if text.isascii() else decode(text.encode("utf-8", "surrogatepass"), name), name)
+    return _read(text.removeprefix("\ufeff").encode("utf-8", "surrogatepass").decode("latin-1"), name)
 
 
 def load(path: str | Path) -> bytes:
@@ -97,18 +97,16 @@ def _read(text: str, name: str) -> Module:
 def _module(text: str) -> Module:
     if not text.strip():
         raise HloError(f"empty: HLO text starts with HloModule; {HOW}")
-    if text.startswith("ML\xefR") or (MLIR.match(text) and "HloModule" not in text[:200]):
+    if text.startswith("ML\xefR") or MLIR.match(text):
         raise HloError(f"StableHLO (MLIR), not HLO: {HOW}")
     if "\0" in text:
         raise HloError(f"binary, not HLO text: for text, dump with --xla_dump_hlo_as_text or {HOW}")
-    if "\r" in text:
-        text = text.replace("\r\n", "\n")
-    program = parse(text, COLLECTIVES | CALLS)
+    program = parse(text.replace("\r\n", "\n"), COLLECTIVES | CALLS)
 
     calls = [site for site in program.interesting if site[1].opcode in CALLS]
-    found = [site for site in program.interesting if site[1].opcode in COLLECTIVES]
+    found = [site for site in program.interesting if site[1].opcode not in CALLS]
     flow = follow_calls(program, calls, {computation for computation, _ in found})
-    header = dict(attributes(clean(program.header)))
+    header = attributes(clean(program.header))
     replicas, partitions = (count(header.get(key, "1")) for key in ("replica_count", "num_partitions"))
     frames = stack_frames(program.tables)
     context = Context(program, flow, Phases(program, flow), frames, replicas, partitions)

@@ -9,7 +9,7 @@ class HloError(ValueError):
 
 def display(text: str) -> str:
     """A piece of latin-1 program text as the file's author wrote it."""
-    return text if text.isascii() else text.encode("latin-1", "replace").decode("utf-8", "replace")
+    return text.encode("latin-1", "replace").decode("utf-8", "replace")
 
 
 def shown(text: str, most: int = 60) -> str:

@@ -17,7 +17,7 @@ from jax_impl.hlo.instruction import Instruction, instruction, names
 from jax_impl.hlo.loops import Site, trip_count
 from jax_impl.hlo.text import COMMENT, NAME, Program, Statement
 
-ONCE, UNKNOWN = Executions(1, 1), Executions(0, None)
+ONCE, MAYBE, UNKNOWN = Executions(1, 1), Executions(0, 1), Executions(0, None)
 MAX_COUNT = 2**53  # beyond this a count is as good as unknown, and JSON readers lose digits
 IS_SYNC = re.compile(r'"is_sync":\s*true')
 BRANCHES = ("true_computation", "false_computation", "branch_computations")
@@ -39,10 +39,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Flow:
-    """How often computations run and whether an async start runs them, of those that ENTRY reaches; who calls them."""
+    """How often the computations run that ENTRY reaches, which of them an async start runs, and who calls them."""
 
     executions: dict[str, Executions]
-    is_async: dict[str, bool]
+    asynchronous: set[str]
     callers: dict[str, list[Call]]
 
 
@@ -90,7 +90,7 @@ def follow_calls(program: Program, sites: list[tuple[str, Statement]], holders: 
 
     # Kahn's order: a computation is settled once every caller is.
     executions = {program.entry: ONCE}
-    asynchronous = {program.entry: False}
+    asynchronous: set[str] = set()
     waiting = {name: len(found) for name, found in callers.items()}
     ready = deque(name for name, count in waiting.items() if count == 0)
     while ready:
@@ -99,7 +99,8 @@ def follow_calls(program: Program, sites: list[tuple[str, Statement]], holders: 
             if name in executions:
                 before = executions.get(call.callee, Executions(0, 0))
                 executions[call.callee] = capped(before + executions[name] * call.times)
-                asynchronous[call.callee] = asynchronous.get(call.callee, False) or call.is_async or asynchronous[name]
+                if call.is_async or name in asynchronous:
+                    asynchronous.add(call.callee)
             waiting[call.callee] -= 1
             if waiting[call.callee] == 0:
                 ready.append(call.callee)
@@ -127,8 +128,6 @@ def capped(count: Executions) -> Executions:
 
 def callees(site: Instruction) -> Iterator[tuple[str, str]]:
     """(computation, role) of what an instruction calls; the role is an attribute's name."""
-    if site.opcode.endswith(("-done", "-update")):  # they name what their start already called
-        return
     for role in CALLEES:
         if role in site.attributes:
             for name in names(site.attributes[role]):
@@ -138,7 +137,7 @@ def callees(site: Instruction) -> Iterator[tuple[str, str]]:
 def times(program: Program, called: dict[str, list[Site]], caller: str, site: Instruction, role: str) -> Executions:
     """How often one execution of `site` runs the computation that it calls in this role."""
     if role in BRANCHES:
-        return Executions(0, 1)
+        return MAYBE
     if site.opcode == "custom-call":  # what a custom call does with a computation is its own affair
         return UNKNOWN
     if role not in ("body", "condition"):

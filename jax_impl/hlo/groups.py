@@ -101,11 +101,11 @@ def integers(text: str) -> list[int]:
 
 
 def iota(dims: list[int], permutation: str | None, count: int, value: str) -> np.ndarray | None:
-    """0..count-1 in the order that `<=[dims]T(permutation)` says, None where they are too many."""
+    """0..count-1 in the order and shape that `<=[dims]T(permutation)` says, None where they are too many."""
     order = integers(permutation) if permutation else list(range(len(dims)))
     if prod(dims) != count or sorted(order) != list(range(len(dims))):
         raise HloError(f"replica groups {shown(value)!r} do not multiply up")
-    return np.arange(count).reshape(dims).transpose(order).reshape(-1) if count <= MAX_IDS else None
+    return np.arange(count).reshape(dims).transpose(order) if count <= MAX_IDS else None
 
 
 def rows(ids: np.ndarray) -> Groups:
@@ -118,7 +118,7 @@ def mesh_groups(value: str, mesh: str, device_ids: str | None, axes: str) -> tup
     names, sizes = [], []
     for piece in split(mesh):
         axis = MESH_AXIS.fullmatch(piece)
-        if not axis or axis[1] in names or axis[2].strip("0") == "":
+        if not axis or axis[1] in names or int(axis[2]) == 0:
             raise HloError(f"replica groups {shown(value)!r}: axis {shown(piece)!r} cannot be read")
         names.append(axis[1])
         sizes.append(int(axis[2]))

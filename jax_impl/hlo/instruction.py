@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,13 +12,14 @@ from jax_impl.hlo.text import COMMENT, GROUP, NAME, STRING, Program, Statement, 
 PIECE = re.compile(rf'[^"()\[\]{{}},]*(?:(?:{STRING}|{GROUP})[^"()\[\]{{}},]*)*', re.S)
 STRIP = re.compile(rf"({STRING})|{COMMENT}", re.S)
 INSTRUCTION = re.compile(
-    rf'\s*(?:ROOT\s)?\s*%?({NAME})\s*=\s*([^\s(]\S*(?=\s)|\((?:[^)"]*\))+?)\s*([a-z][a-z0-9\-]*)\s*\(', re.S
+    rf'\s*(?:ROOT\s)?\s*%?({NAME})\s*=\s*([^\s(]\S*(?=\s)|\((?:[^)"]*\))+?)\s*([a-z][a-z0-9\-]*)\s*(\()', re.S
 )
 # Within a string the quotes are escaped, so that none in there can look like this.
 OP_NAME = re.compile(rf'\bmetadata=\{{(?:[^"}}]|{STRING})*?\bop_name=({STRING})', re.S)
 FIELD = re.compile(rf"([\w\-.]+)\s*=\s*({STRING}|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|[^\s,}}]+)", re.S)
 ROW = re.compile(rf"(\d+)\s+({STRING}|\{{[^}}]*\}})", re.S)  # of a table
-LEAF = re.compile(r"([a-z]\w*)\[([^\]]*)\](\{[^}]*\})?|[()]")
+ESCAPE = re.compile(r"\\(?:([0-3][0-7]{2})|(.))", re.S)
+LEAF = re.compile(r"([a-z]\w*)\[([^\]]*)\]((?:\{[^}]*\})?)|[()]")
 DIM = re.compile(r"(?:<=)?\d{1,18}|\?|<=\?")
 
 
@@ -61,12 +61,17 @@ class Instruction:
     @cached_property
     def attributes(self) -> dict[str, str]:
         """Values, still text, by name."""
-        return dict(attributes(self.rest))
+        return attributes(self.rest)
 
     @cached_property
     def metadata(self) -> dict[str, str]:
         """Fields of `metadata={...}`, strings without their quotes."""
         return fields(self.attributes.get("metadata", ""))
+
+    @cached_property
+    def frontend_attributes(self) -> dict[str, str]:
+        """Fields of `frontend_attributes={...}`, what compiler passes have noted, strings without their quotes."""
+        return fields(self.attributes.get("frontend_attributes", ""))
 
     @property
     def backend_config(self) -> str:
@@ -110,19 +115,17 @@ def names(value: str) -> list[str]:
     return [name.lstrip("%") for name in split(value.strip("{}"))]
 
 
-def attributes(text: str) -> Iterator[tuple[str, str]]:
-    """(name, value) of `, name=value, ...`, clean text. A mesh keeps its device_ids."""
-    name, value = "", ""
+def attributes(text: str) -> dict[str, str]:
+    """The values of `, name=value, ...`, clean text, by name. A mesh keeps its device_ids."""
+    found: dict[str, str] = {}
+    before = ""
     for piece in split(text):
-        key, _, rest = piece.partition("=")
-        if key == "device_ids" and value.startswith("mesh"):
-            value += ", " + piece
-            continue
-        if name:
-            yield name, value
-        name, value = key.strip(), rest.strip()
-    if name:
-        yield name, value
+        name, _, value = piece.partition("=")
+        if name == "device_ids" and before and found[before].startswith("mesh"):
+            found[before] += ", " + piece
+        elif before := name.strip():
+            found[before] = value.strip()
+    return found
 
 
 def instruction(text: str, statement: Statement) -> Instruction:
@@ -131,7 +134,7 @@ def instruction(text: str, statement: Statement) -> Instruction:
     found = INSTRUCTION.match(line)
     if not found or found[3] != statement.opcode:
         raise error(text, statement.start, f"instruction {shown(statement.name)} cannot be read")
-    close = balanced(line, found.end() - 1)
+    close = balanced(line, found.start(4))
     return Instruction(found[1], found[2], found[3], line[found.end() : close - 1], line[close:])
 
 
@@ -149,8 +152,13 @@ def fields(text: str) -> dict[str, str]:
     found = {}
     for pair in FIELD.finditer(text.strip()[1:-1]):
         value = pair[2]
-        found.setdefault(pair[1], re.sub(r"\\(.)", r"\1", value[1:-1]) if value[0] == '"' else value)
+        found.setdefault(pair[1], unescaped(value) if value[0] == '"' else value)
     return found
+
+
+def unescaped(string: str) -> str:
+    """A string without its quotes and escapes; a byte that is no ASCII may be three octal digits."""
+    return ESCAPE.sub(lambda found: chr(int(found[1], 8)) if found[1] else found[2], string[1:-1])
 
 
 def leaves(shape: str) -> list[tuple[int, Leaf]]:
@@ -166,7 +174,7 @@ def leaves(shape: str) -> list[tuple[int, Leaf]]:
             continue
         if token[0] == ")":
             depth -= 1
-        elif leaf := array(token[1], token[2], token[3] or ""):
+        elif leaf := array(token[1], token[2], token[3]):
             found.append((index, leaf))
         index += depth == 1
     return found
@@ -185,8 +193,8 @@ def array(dtype: str, dims: str, layout: str) -> Leaf | None:
     sizes = [dim.strip() for dim in dims.split(",") if dim.strip()]
     if not all(DIM.fullmatch(size) for size in sizes):
         raise HloError(f"shape {shown(dtype)}[{shown(dims)}] cannot be read")
-    is_dynamic = any(size[0] in "<?" for size in sizes)
-    leaf = Leaf(dtype, tuple(int(size.lstrip("<=").replace("?", "1")) for size in sizes), bits, is_dynamic)
+    is_dynamic = any(not size.isdecimal() for size in sizes)
+    leaf = Leaf(dtype, tuple(int(size.removeprefix("<=").replace("?", "1")) for size in sizes), bits, is_dynamic)
     if leaf.num_bytes >= 2**63:
         raise HloError(f"shape {shown(dtype)}[{shown(dims)}] is larger than any memory")
     return leaf
@@ -194,13 +202,16 @@ def array(dtype: str, dims: str, layout: str) -> Leaf | None:
 
 def stack_frames(tables: dict[str, str]) -> dict[str, str]:
     """Innermost `file:line` by stack_frame_id, from the tables before the first computation."""
-    files = {i: name[1:-1] for i, name in ROW.findall(tables.get("FileNames", ""))}
+    file_names, locations, frames = (
+        dict(ROW.findall(tables.get(table, ""))) for table in ("FileNames", "FileLocations", "StackFrames")
+    )
+    files = {i: unescaped(name) for i, name in file_names.items()}
     places = {}
-    for i, value in ROW.findall(tables.get("FileLocations", "")):
-        place = fields(value)
+    for i, location in locations.items():
+        place = fields(location)
         places[i] = f"{files.get(place.get('file_name_id', ''), '?')}:{place.get('line', '?')}"
-    frames = {i: fields(value).get("file_location_id", "") for i, value in ROW.findall(tables.get("StackFrames", ""))}
-    return {i: places[place] for i, place in frames.items() if place in places}
+    at = {i: fields(frame).get("file_location_id") for i, frame in frames.items()}
+    return {i: places[place] for i, place in at.items() if place in places}
 
 
 def source_of(metadata: dict[str, str], frames: dict[str, str]) -> str | None:

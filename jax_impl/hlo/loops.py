@@ -109,7 +109,7 @@ def count_trips(direction: str, start: int, bound: int, step: int) -> int | None
         bound += 1
     if start >= bound:
         return 0
-    return None if step < 0 else -((start - bound) // step)
+    return -((start - bound) // step) if step > 0 else None
 
 
 def comparison(lookup: Lookup, computation: str, name: str) -> tuple[str, Scalar, Scalar] | None:
@@ -188,8 +188,9 @@ def increment(lookup: Lookup, body: str, value: Scalar) -> int | None:
     if value.is_constant:
         return 0
     after = scalar(lookup, body, lookup.root(body), value.index)
-    same = after is not None and (after.number, after.index) == (value.number, value.index)
-    return after.offset if after is not None and same else None
+    if after is None or (after.number, after.index) != (value.number, value.index):
+        return None
+    return after.offset
 
 
 def constant(lookup: Lookup, computation: str, name: str, index: int | None) -> int | None:

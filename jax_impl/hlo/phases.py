@@ -45,7 +45,7 @@ class Phases:
         """The phase of a collective; what its own computation does not tell, those that call it may, if they agree."""
         phases = {self.within(computation, site)}
         for _ in range(MAX_CALLERS):
-            calls = self.flow.callers.get(computation, [])[:MAX_CALLERS]
+            calls = self.flow.callers[computation][:MAX_CALLERS]
             if phases != {""} or not calls:
                 break
             phases = {self.within(call.caller, call.site) for call in calls}
@@ -82,10 +82,8 @@ class Phases:
                 own = "update"  # arithmetic on gradients that automatic differentiation did not write
             before[site.name] = own or read
         for name, own, operands in reversed(sites):
-            needed = own or after.get(name, "")
-            for operand in operands:
-                known = after.get(operand, "")
-                if needed and (not known or ORDER[needed] < ORDER[known]):
-                    after[operand] = needed
+            if needed := own or after.get(name):
+                for operand in operands:
+                    after[operand] = min(needed, after.get(operand, needed), key=ORDER.__getitem__)
         self.known[computation] = before, after
         return before, after

@@ -13,7 +13,6 @@ from jax_impl.hlo.groups import Groups, device_edges, device_groups, id_lists
 from jax_impl.hlo.instruction import (
     Instruction,
     Leaf,
-    fields,
     find,
     instruction,
     leaves,
@@ -110,7 +109,7 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
         edges=edges,
         executions=flow.executions[computation],
         phase=context.phases.of(computation, site),
-        is_async=(is_start and not is_synchronous(site)) or in_pieces or flow.is_async[computation],
+        is_async=(is_start and not is_synchronous(site)) or in_pieces or computation in flow.asynchronous,
         name=display(site.name),
         computation=display(computation),
         source=source_of(site.metadata, context.frames),
@@ -121,7 +120,8 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
 
 def group_mode(site: Instruction, opcode: str) -> str:
     """What the ids of a collective's groups mean, by XLA's rules."""
-    if (mode := site.attributes.get("mode", "")) in MODES:
+    mode = site.attributes.get("mode")
+    if mode in MODES:
         return mode
     if site.attributes.get("use_global_device_ids") == "true":
         return "flattened_id"
@@ -177,24 +177,24 @@ def channel(site: Instruction) -> str | None:
 
 def chain_id(site: Instruction) -> str | None:
     """What the copies of one collective in a TPU's async-collective fusions have in common."""
-    return fields(site.attributes.get("frontend_attributes", "")).get("chain_id")
+    return site.frontend_attributes.get("chain_id")
 
 
 def is_host_transfer(site: Instruction) -> bool:
     """Whether a send or receive is between a device and its host."""
     to_host = site.attributes.get("is_host_transfer") == "true"
-    return to_host or "_xla_host_transfer" in site.attributes.get("frontend_attributes", "")
+    return to_host or any(name.startswith("_xla_host_transfer") for name in site.frontend_attributes)
 
 
 def send_pairs(site: Instruction) -> str | None:
     """source_target_pairs of a send or receive, which has them among the frontend attributes."""
-    return fields(site.attributes.get("frontend_attributes", "")).get(PAIRS)
+    return site.frontend_attributes.get(PAIRS)
 
 
 def outside_of_fusions(flow: Flow, computation: str) -> str:
     """The computation that a fusion's computation is part of; itself if it is no fusion's."""
     for _ in range(MAX_CALLERS):
-        calls = flow.callers.get(computation)
+        calls = flow.callers[computation]
         if not calls or calls[0].site.opcode != "fusion":
             break
         computation = calls[0].caller
@@ -203,5 +203,5 @@ def outside_of_fusions(flow: Flow, computation: str) -> str:
 
 def is_scatter_fusion(flow: Flow, computation: str) -> bool:
     """Whether this is the inside of a TPU's all-reduce-scatter fusion."""
-    calls = flow.callers.get(computation, [])
+    calls = flow.callers[computation]
     return "all-reduce-scatter" in computation and any(call.site.attributes.get("kind") == "kCustom" for call in calls)

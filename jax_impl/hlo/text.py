@@ -155,17 +155,17 @@ def parse(text: str, opcodes: frozenset[str]) -> Program:
 
 
 def statements(text: str, start: int, stop: int, opcodes: frozenset[str] | None) -> Iterator[Statement]:
-    """What text[start:stop] holds, in order; of the instructions only those with one of `opcodes` (None: all).
+    """What text[start:stop] holds, start > 0, in order; of instructions only those with one of `opcodes` (None: all).
 
     Raises HloError where the text is no HLO or breaks off.
     """
     match, find = LINE.match, text.find
-    is_line_start = start == 0 or text[start - 1] == "\n"
+    is_line_start = text[start - 1] == "\n"
     while start < stop:
         line = match(text, start) if is_line_start else None
         opcode = line and line[2]
         # A second " = " is a second instruction on this line, or stands in a string: the token loop can tell.
-        if line is None or (opcode and find(" = ", line.end(2), line.end()) >= 0):
+        if line is None or (opcode and find(" = ", line.end(2), line.end()) != -1):
             position = skip(text, start)
             if position >= stop:
                 return

@@ -1,12 +1,13 @@
 """Run mutmut, and tell of each module how many mutants were killed and which survived: `make mutation`.
 
-Its files are in mutants/, so that it can be interrupted and goes on where it was. The exit status is 1 if a mutant
-survives that is not known to be equivalent.
+Its files are in mutants/, so that it can be interrupted and goes on where it was; run again, it tries what survived
+without a reason anew. The exit status is 1 if a mutant survives that is not known to be equivalent.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from benchmarks.results_io import write
 from shared_tests.mutation.equivalent import why_equivalent
 
 ROOT = Path(__file__).parents[2]
+MUTANTS = ROOT / "mutants"
 MUTMUT = Path(sys.executable).with_name("mutmut")
 PROCESSES = 2
 COLUMNS = ("killed", "timeout", "no tests", "equivalent", "survived")
@@ -104,6 +106,36 @@ def mutmut(*arguments: str) -> str:
         return CliRunner().invoke(cli, arguments, catch_exceptions=False).output
 
 
+def forget(names: Iterable[str]) -> None:
+    """Make mutmut try these again."""
+    names = set(names)
+    for file in MUTANTS.rglob("*.meta"):
+        known = json.loads(file.read_text(encoding="utf-8"))
+        if again := names & known["exit_code_by_key"].keys():
+            known["exit_code_by_key"] |= dict.fromkeys(again)  # None: not tried
+            file.write_text(json.dumps(known, indent=4), encoding="utf-8")
+
+
+def all_results() -> list[Mutant]:
+    """Every mutant that there is, as far as it was tried."""
+    return parse(mutmut("results", "--all", "true")) if MUTANTS.exists() else []
+
+
+def run(names: list[str]) -> None:
+    """Have mutmut try `names`; if none, what is left and what survived without a reason, as there may be new tests.
+
+    What takes too long is tried once more: the machine may have been busy.
+    """
+    command = [MUTMUT, "run", "--max-children", str(PROCESSES)]
+    before = all_results()
+    if not names:
+        forget(one["name"] for one in judged(before, lambda name: mutmut("show", name))[1] if not one["equivalent"])
+    (MUTANTS / "mutmut-stats.json").unlink(missing_ok=True)  # which tests reach which function, to be found out again
+    subprocess.run([*command, *names], cwd=ROOT, check=True)
+    if slow := {one.name for one in set(all_results()) - set(before) if one.status == "timeout"}:
+        subprocess.run([*command, *sorted(slow)], cwd=ROOT, check=True)
+
+
 def main(arguments: list[str]) -> int:
     """Run it, print the table and what survived, write the result where asked to."""
     parser = argparse.ArgumentParser(prog="python -m shared_tests.mutation", description=__doc__)
@@ -115,10 +147,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, help="a .json file for the result")
     asked = parser.parse_args(arguments)
     if asked.anew:
-        shutil.rmtree(ROOT / "mutants", ignore_errors=True)
+        shutil.rmtree(MUTANTS, ignore_errors=True)
     if not asked.report:
-        subprocess.run([MUTMUT, "run", "--max-children", str(PROCESSES), *asked.names], cwd=ROOT, check=True)
-    mutants, survivors = judged(parse(mutmut("results", "--all", "true")), lambda name: mutmut("show", name))
+        run(asked.names)
+    mutants, survivors = judged(all_results(), lambda name: mutmut("show", name))
     modules = by_module(mutants)
     print(table(modules))
     for one in survivors:
