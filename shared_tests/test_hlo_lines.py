@@ -34,6 +34,36 @@ def test_instructions_after_a_brace_on_its_line_are_told_apart():
         assert (list(found.line_of), found.root) == (["x", "y", "z", "w"], "z")
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "f32[8] negate(p)",
+        'f32[8] negate(p), metadata={op_name="w = f32[8] add(" source_line=7}',
+        "f32[8] get-tuple-element(p), index=0",
+        "(f32[8], f32[8]) tuple(p, p)",
+    ],
+)
+def test_a_second_instruction_on_a_line_is_seen(first):
+    for second in ("y=f32[8] copy(x)", "%y = f32[8] copy(x)", "ROOT y= f32[8] copy(x)"):
+        text = f"\n  x = {first} {second}\n  z = f32[8] copy(y)\n"
+        assert [found.name for found in statements(text, 1, len(text), None)] == ["x", "y", "z"]
+
+
+def test_attributes_may_begin_on_the_next_line_with_their_comma():
+    for end in (",\n  index=0", "\n  , index=0", "\n\n, index=0"):
+        text = f"\n  x = f32[8] get-tuple-element(p){end}\n  y = f32[8] copy(x)\n"
+        found = list(statements(text, 1, len(text), None))
+        assert [statement.name for statement in found] == ["x", "y"]
+        assert text[found[0].start : found[0].end].strip().endswith("index=0")
+
+
+@pytest.mark.parametrize("shape", ["f32[8]", "(f32[8])"])
+def test_a_computation_on_one_line_with_the_beginning_of_the_next_is_seen(shape):
+    text = f"HloModule m\na (p: f32[8]) -> {shape} {{ x = f32[8] parameter(0) }} b (p: f32[8]) -> {shape} {{\n"
+    program = parse(f"{text}  y = f32[8] parameter(0)\n}}\n", frozenset())
+    assert {name: list(program.index(name).line_of) for name in program.computations} == {"a": ["x"], "b": ["y"]}
+
+
 def test_the_entry_is_the_one_that_says_so_wherever_it_stands():
     text = "HloModule m\nENTRY e {\n  p = f32[] parameter(0)\n}\na {\n  p = f32[] parameter(0)\n}\n"
     assert parse(text, frozenset()).entry == "e"
@@ -68,7 +98,7 @@ def test_braces_of_an_empty_computation_are_no_layout_where_space_is_before_them
     assert loose_header("f (p: f32[8]) -> f32[8] {}", "f", 2) == len("f (p: f32[8]) -> f32[8] {")
 
 
-@pytest.mark.parametrize("line", ["a, b {", "a b=c {", "a ) {", 'a "b" {', "a (p: f32[8]) -> ] {"])
+@pytest.mark.parametrize("line", ["a, b {", "a b=c {", "a ) {", 'a "b" {', "a (p: f32[8]) ->  ] {"])
 def test_what_begins_like_a_computation_but_is_none_is_refused(line):
     with pytest.raises(HloError) as problem:
         read(f"HloModule m\n{line}\n", "f")

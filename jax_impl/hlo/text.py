@@ -1,9 +1,10 @@
 """HLO text, split into the module's header, its tables, its computations and their instructions.
 
 Text from XLA's printer has one instruction, computation header or closing brace per line, and one regular expression
-takes such a line whole, strings and comments included. Anything else that XLA's parser reads (attributes that continue
-on the next line, comments, one-line computations) goes through a token loop, one statement at a time. Both ways are
-linear in the text and neither recurses. The grammar is that of xla/hlo/parser (hlo_lexer.cc, hlo_parser.cc).
+takes such a line whole, strings and comments included, if nothing else is on it. What else XLA's parser reads
+(attributes that continue on the next line, comments, one-line computations) goes through a token loop, one statement at
+a time. Both ways are linear in the text and neither recurses. The grammar is that of xla/hlo/parser (hlo_lexer.cc,
+hlo_parser.cc).
 
 Text is held as latin-1, one byte per character whatever the file holds; `display` turns a piece of it back.
 """
@@ -20,17 +21,19 @@ from jax_impl.hlo.errors import HloError, cut_off, error, shown
 NAME = r"[\w.\-]+"
 STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
 COMMENT = r"//[^\n]*|/\*.*?\*/"
-# The rest of a line: strings are taken whole (they may hold newlines); a comment other than /*index=5*/ is no match.
-REST = rf'[^"\n/]*(?:(?:{STRING}|/(?![/*])|/\*index=\d+\*/)[^"\n/]*)*'
-TUPLE = r'\((?:[^)"\n/]*(?:/\*index=\d+\*/[^)"\n/]*)*\))+?'  # up to the parenthesis that an opcode follows
+GROUP = "(?!)"  # a bracket group, here up to six deep; `balanced` takes deeper ones
+for _ in range(6):
+    GROUP = rf'[(\[{{][^"()\[\]{{}}/]*+(?:(?:{STRING}|/(?![/*])|/\*index=\d+\*/|{GROUP})[^"()\[\]{{}}/]*+)*+[)\]}}]'
+SHAPE = rf'(?:[^\s("]\S*|(?=\(){GROUP})'
+VALUE = rf'(?:[^\s,"()\[\]{{}}/]|{STRING}|{GROUP}|/(?![/*]))++'
 
 LINE = re.compile(
     rf"""[ \t]*(?:
-      (?:ROOT[ ])?%?({NAME})[ ]=[ ](?:[^\s("]\S*|{TUPLE})[ ]([a-z][a-z0-9\-]*)\({REST}(?<![,({{=\s])(?<![\s)]\}})
-    | ()\}}(?:,[ ][\w\-]+=(?:{STRING}|[\w.]+))*            # above, an instruction; here, a computation ends
-    | ((?:ENTRY[ ])?)%?({NAME})[ ](?:\({REST}|\{{)(?<=\{{)  # a computation begins
-    |                                                      # blank
-    )(?:\n|\Z)""",
+      (?:ROOT[ ])?%?({NAME})[ ]=[ ]{SHAPE}[ ]([a-z][a-z0-9\-]*)(?=\(){GROUP}(?:,[ ][\w\-]+={VALUE})*+
+    | ()\}}(?:,[ ][\w\-]+=(?:{STRING}|[\w.]+))*     # above, an instruction; here, a computation ends
+    | ((?:ENTRY[ ])?)%?({NAME})[ ](?:(?=\(){GROUP}[ ]->[ ]{SHAPE}[ ])?\{{  # a computation begins
+    |                                               # blank
+    )(?:\n(?!\s*,)|\Z)""",
     re.X | re.S,
 )
 SPACE = re.compile(rf"(?:\s+|{COMMENT})*", re.S)
@@ -40,13 +43,9 @@ OPCODE = re.compile(r"[a-z][a-z0-9\-]*")
 ATTRIBUTE = re.compile(r"([\w\-]+)=")
 WORD = re.compile(r'[^\s,"()\[\]{}/]+|/(?![/*])')
 BRACKETS = re.compile(rf'[^"()\[\]{{}}/]+|{STRING}|{COMMENT}|[()\[\]{{}}]|/', re.S)
-GROUP = "(?!)"  # a bracket group, here up to six deep; `balanced` takes deeper ones
-for _ in range(6):
-    GROUP = rf'[(\[{{][^"()\[\]{{}}/]*(?:(?:{STRING}|/(?![/*])|/\*index=\d+\*/|{GROUP})[^"()\[\]{{}}/]*)*[)\]}}]'
 GROUP_AT = re.compile(GROUP, re.S)
 ROOT = re.compile(rf"\s*ROOT(?!{NAME})")
 LAYOUT = re.compile(r"\{[\d:}]")
-END_OF_LINE = re.compile(r"[ \t]*(?:\n|\Z)")
 DEVICE_IDS = re.compile(r",\s*device_ids=")
 MODULE_NAME = re.compile(r"[^\s,]+")
 STRING_AT = re.compile(STRING, re.S)
@@ -155,27 +154,22 @@ def parse(text: str, opcodes: frozenset[str]) -> Program:
 
 
 def statements(text: str, start: int, stop: int, opcodes: frozenset[str] | None) -> Iterator[Statement]:
-    """What text[start:stop] holds, start > 0, in order; of instructions only those with one of `opcodes` (None: all).
+    """What text[start:stop] holds, in order; of the instructions only those with one of `opcodes` (None: all).
 
     Raises HloError where the text is no HLO or breaks off.
     """
-    match, find = LINE.match, text.find
-    is_line_start = text[start - 1] == "\n"
     while start < stop:
-        line = match(text, start) if is_line_start else None
-        opcode = line and line[2]
-        # A second " = " is a second instruction on this line, or stands in a string: the token loop can tell.
-        if line is None or (opcode and find(" = ", line.end(2), line.end()) != -1):
+        line = LINE.match(text, start)
+        if line is None:
             position = skip(text, start)
             if position >= stop:
                 return
             statement = loose_statement(text, position)
             if opcodes is None or statement.opcode in opcodes or statement.opcode in (BEGIN, END):
                 yield statement
-            follow = END_OF_LINE.match(text, statement.end)
-            start, is_line_start = (follow.end(), True) if follow else (statement.end, False)
+            start = statement.end
             continue
-        if opcode:
+        if opcode := line[2]:
             if opcodes is None or opcode in opcodes:
                 yield Statement(opcode, line[1], start, line.end())
         elif line[5]:
