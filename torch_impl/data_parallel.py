@@ -5,7 +5,8 @@ samples, so the sum over ranks is the mean, and shares may differ in size.
 
 `all_reduce_grads` is the lecture's one inserted line. `overlapped_all_reduce` does the same during the backward pass:
 gradients are put into flat buckets as they become ready, and each full bucket is sent while earlier layers are still
-computing (Li et al., 2006.15704).
+computing (Li et al., 2006.15704). The loss rides in the last one, as XLA has it too: a call of its own for four bytes
+takes a fortieth of the default model's step.
 """
 
 from __future__ import annotations
@@ -53,19 +54,18 @@ def share_of_loss(params: list[Layer], batch: Batch) -> Tensor:
 
 
 def loss_and_grads(params: list[Layer], batch: Batch, mesh: DeviceMesh, run: Run) -> tuple[Tensor, list[Layer]]:
-    """The loss, and the gradients summed over all ranks. No rank waits for another before its backward pass is done."""
+    """The loss and the gradients, summed over all ranks."""
     group = mesh.get_group(AXIS)
     clear_grads(params)
     share = share_of_loss(params, batch)
     total = share.detach().clone()
-    summed = dist.all_reduce(total, group=group, async_op=True)
     if run.overlap:
-        with overlapped_all_reduce(params, group):
+        with overlapped_all_reduce(total, params, group):
             share.backward()
     else:
+        all_reduce(total, group)
         share.backward()
         all_reduce_grads(params, group)
-    summed.wait()
     return total, grads_of(params)
 
 
@@ -77,26 +77,27 @@ def all_reduce_grads(params: list[Layer], group: ProcessGroup) -> None:
 
 
 @contextmanager
-def overlapped_all_reduce(params: list[Layer], group: ProcessGroup) -> Iterator[None]:
-    """Sum the gradients of a backward pass run inside the `with`; done when it ends.
+def overlapped_all_reduce(total: Tensor, params: list[Layer], group: ProcessGroup) -> Iterator[None]:
+    """Sum `total`, a scalar, and the gradients of a backward pass run inside the `with`; done when it ends.
 
     Gradients become ready from the last layer to the first. Buckets are sent in the order in which that completes them,
-    the same on every rank, as collectives must be.
+    the same on every rank, as collectives must be. No rank waits for another before its backward pass is done.
     """
-    buckets = make_buckets([p for layer in reversed(params) for p in reversed(layer)])
-    missing = [len(bucket) for bucket in buckets]
+    buckets = make_buckets([*(p for layer in reversed(params) for p in reversed(layer)), total])
+    missing = [sum(t is not total for t in bucket) for bucket in buckets]
     sent: list[tuple[Tensor, dist.Work]] = []
 
     def ready(index: int) -> None:
         missing[index] -= 1
         while len(sent) < len(buckets) and missing[len(sent)] == 0:
-            flat = flatten([p.grad for p in buckets[len(sent)]])
+            flat = flatten([t if t is total else t.grad for t in buckets[len(sent)]])
             sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))
 
     hooks = [
         p.register_post_accumulate_grad_hook(lambda _, index=index: ready(index))
         for index, bucket in enumerate(buckets)
         for p in bucket
+        if p is not total
     ]
     try:
         yield
@@ -105,30 +106,33 @@ def overlapped_all_reduce(params: list[Layer], group: ProcessGroup) -> Iterator[
             hook.remove()
     for bucket, (flat, work) in zip(buckets, sent, strict=True):
         work.wait()
-        for p, grad in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
-            p.grad = grad.view_as(p)
+        for t, summed in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+            if t is total:
+                total.copy_(summed.view_as(total))
+            else:
+                t.grad = summed.view_as(t)
 
 
-def make_buckets(params: list[Tensor], limit: int = BUCKET_BYTES) -> list[list[Tensor]]:
-    """Parameters in buckets of about `limit` bytes, in the order in which the last of each comes in `params`.
+def make_buckets(tensors: list[Tensor], limit: int = BUCKET_BYTES) -> list[list[Tensor]]:
+    """Tensors in buckets of one dtype and about `limit` bytes, in the order in which the last of each comes.
 
-    Small gradients share a bucket; one that fills a bucket has it to itself, so that it need not be copied.
+    Small ones share a bucket; one that fills a bucket has it to itself, so that it need not be copied.
     """
     buckets: list[list[Tensor]] = []
     open_bucket, room = [], limit
-    for p in params:
-        size = p.numel() * p.element_size()
+    for t in tensors:
+        size = t.numel() * t.element_size()
         if size >= limit:
-            buckets.append([p])
+            buckets.append([t])
             continue
-        if size > room:
+        if open_bucket and (size > room or t.dtype != open_bucket[0].dtype):
             buckets.append(open_bucket)
             open_bucket, room = [], limit
-        open_bucket.append(p)
+        open_bucket.append(t)
         room -= size
     return [*buckets, open_bucket] if open_bucket else buckets
 
 
-def flatten(grads: list[Tensor]) -> Tensor:
-    """One contiguous buffer of all elements; a gradient alone in its bucket is sent from where it lies."""
-    return grads[0].view(-1) if len(grads) == 1 else torch.cat([g.view(-1) for g in grads])
+def flatten(tensors: list[Tensor]) -> Tensor:
+    """One contiguous buffer of all elements; a tensor alone in its bucket is sent from where it lies."""
+    return tensors[0].view(-1) if len(tensors) == 1 else torch.cat([t.view(-1) for t in tensors])

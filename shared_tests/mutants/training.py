@@ -129,9 +129,9 @@ MUTANTS = (
     mutant(
         "stale bucket: the first step's gradients sent again",
         "torch_impl.data_parallel",
-        "torch.cat([g.view(-1) for g in grads])",
-        "globals().setdefault('BUCKET', torch.cat([g.view(-1) for g in grads]))",
-        UPDATE | {NORM},  # the gradients compared are the first step's
+        "torch.cat([t.view(-1) for t in tensors])",
+        "globals().setdefault('BUCKET', torch.cat([t.view(-1) for t in tensors]))",
+        UPDATE | {LOSS, NORM},  # the gradients compared are the first step's
         steps=2,
     ),
     mutant(
@@ -145,9 +145,17 @@ MUTANTS = (
     mutant(
         "buckets summed but not handed back",
         "torch_impl.data_parallel",
-        "p.grad = grad.view_as(p)",
+        "t.grad = summed.view_as(t)",
         "pass",
         BACKWARD | {REPLICAS},
+    ),
+    mutant(
+        "loss summed in a bucket but not handed back",
+        "torch_impl.data_parallel",
+        "total.copy_(summed.view_as(total))",
+        "pass",
+        {RAISES},
+        words="rank 1 has losses",
     ),
     mutant(
         "every rank takes the first share of the batch",
@@ -466,8 +474,8 @@ MUTANTS = (
     mutant(
         "tanh gelu, in JAX",
         "jax_impl.model",
-        "approximate=False",
-        "approximate=True",
+        "0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))",
+        "jax.nn.gelu(x, approximate=True)",
         ALL,
         strategy="single_device",
         degree=1,
