@@ -138,11 +138,12 @@ def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
         },
         iterations,
         lambda: synchronize(state.device),
+        min(8, iterations),
     )
 
 
 def in_turn(
-    acts: dict[str, Callable[[], Any]], iterations: int, synchronize: Callable[[], None], warmup: int = 2
+    acts: dict[str, Callable[[], Any]], iterations: int, synchronize: Callable[[], None], warmup: int
 ) -> dict[str, list[float]]:
     """Seconds of each act in each iteration."""
     taken: dict[str, list[float]] = {name: [] for name in acts}

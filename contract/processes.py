@@ -26,6 +26,9 @@ LOOK = 1.0  # seconds from one look at the processes to the next
 SHARE = 0.02  # of a core, above which a process works; waiting for others takes less
 LEAST = 0.05  # seconds of it, as the clock of processes ticks in hundredths
 
+# For GLIBC_TUNABLES: freed memory stays with the process, so that no step pays for the same pages anew.
+KEEP_FREED = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
+
 PHASE = struct.Struct("Q56s")  # number of reports, phase
 CALL = struct.Struct("QQ40s72s")  # number of the call, bytes, what is called, by or with whom
 SIZE = PHASE.size + CALL.size  # of what a rank notes

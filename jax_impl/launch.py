@@ -27,7 +27,7 @@ from typing import IO, Any
 
 import psutil
 
-from contract.processes import WorkerError, begin_notes, importable, is_stopped, nameless_file, num_cores
+from contract.processes import KEEP_FREED, WorkerError, begin_notes, importable, is_stopped, nameless_file, num_cores
 from contract.watch import RankState, send, verdict, watch
 from jax_impl import worker
 from jax_impl.worker import report_phase
@@ -146,8 +146,8 @@ def _process(rank: int, start: worker.Start) -> Iterator[Rank]:
         "TF_CPP_MIN_LOG_LEVEL": kept.get("TF_CPP_MIN_LOG_LEVEL", "3"),
         "TMPDIR": start.directory,
         "XLA_PYTHON_CLIENT_PREALLOCATE": kept.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
-        # XLA allocates what a program makes anew each time: in pages of 4 KiB the faults cost more than the update.
-        "GLIBC_TUNABLES": kept.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
+        # XLA asks for the memory of every result anew: in pages of 4 KiB an update takes twice as long.
+        "GLIBC_TUNABLES": kept.get("GLIBC_TUNABLES", f"glibc.malloc.hugetlb=1:{KEEP_FREED}"),
     }
     ours, theirs = socket.socketpair()
     with ours, ExitStack() as stack, open(nameless_file(stack), "w+b") as stderr:

@@ -34,7 +34,7 @@ from typing import Any
 
 import psutil
 
-from contract.processes import BUSY, Silence, WorkerError, begin_notes, ending, importable, nameless_file
+from contract.processes import BUSY, KEEP_FREED, Silence, WorkerError, begin_notes, ending, importable, nameless_file
 from contract.watch import SPARE, Progress, RankState, receive, send, verdict, watch
 from torch_impl import worker
 from torch_impl.worker import MAX_RANKS, Job, report_phase, report_progress
@@ -148,7 +148,11 @@ class Workers:
         """Start the starter, without waiting for it."""
         path = f"import sys; sys.path[:] = {[str(entry) for entry in sys.path]!r}"
         run = f"from {worker.__name__} import start_ranks; start_ranks({self.device != 'cpu'})"
-        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # counting GPUs must not initialize CUDA
+        environment = {
+            "GLIBC_TUNABLES": KEEP_FREED,
+            **os.environ,
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # counting GPUs must not initialize CUDA
+        }
         self.control, theirs = socket.socketpair()
         with theirs:  # a session of its own, so that Ctrl-C reaches only the caller, which ends the others
             command = [sys.executable, "-c", f"{path}; {run}"]
