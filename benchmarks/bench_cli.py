@@ -170,10 +170,10 @@ def bubbles(
     stages: Annotated[list[int] | None, repeatable("P", "Stages, a process each. 2 by default.")] = None,
     microbatches: Annotated[list[int] | None, repeatable("M", "Microbatches. 1, 2, 4, 8 and 16 by default.")] = None,
     implementation: Annotated[list[str] | None, repeatable("NAME", "torch, shard_map or annotated. All three.")] = None,
-    iterations: Annotated[int, typer.Option(metavar="N", help="Steps of each.")] = 10,
-    batch: Annotated[int, typer.Option(metavar="N", help="Samples in a step.")] = 1024,
+    iterations: Annotated[int, typer.Option(metavar="N", help="Steps of each.")] = 6,
+    batch: Annotated[int, typer.Option(metavar="N", help="Samples in a step.")] = 2048,
     width: Annotated[int, typer.Option(metavar="N", help="Width of every layer.")] = 2048,
-    layers: Annotated[int, typer.Option(metavar="N", help="Layers.")] = 8,
+    layers: Annotated[int, typer.Option(metavar="N", help="Layers.")] = 16,
     dtype: Annotated[str, typer.Option(metavar="NAME", help="float64, float32 or bfloat16.")] = "float32",
     device: Annotated[
         str, typer.Option(metavar="NAME", help="cpu, cuda, or auto: CUDA where there are as many GPUs as stages.")

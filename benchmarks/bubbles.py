@@ -63,7 +63,7 @@ def plan(
     microbatches: Sequence[int],
     implementations: Sequence[str],
     problem: Problem,
-    iterations: int = 10,
+    iterations: int = 6,
     device: str = "auto",
     timeout: float = 300,
 ) -> Plan:

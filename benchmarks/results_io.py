@@ -121,8 +121,19 @@ def write(path: Path, content: bytes | str | Document) -> None:
 def encoded(content: bytes | str | Document) -> bytes:
     """As it stands in a file."""
     if isinstance(content, dict):
-        content = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        content = as_lines(content)
     return content.encode() if isinstance(content, str) else content
+
+
+def as_lines(document: Document) -> str:
+    """JSON with a line for each key, and for each element of a list that is a value: a timeline takes one."""
+
+    def value(of: Any) -> str:
+        if isinstance(of, list) and of:
+            return "[\n  " + ",\n  ".join(json.dumps(one, allow_nan=False) for one in of) + "\n ]"
+        return json.dumps(of, allow_nan=False)
+
+    return "{\n " + ",\n ".join(f"{json.dumps(key)}: {value(of)}" for key, of in document.items()) + "\n}\n"
 
 
 def unwritable(path: Path) -> str | None:
