@@ -41,7 +41,7 @@ METHOD = {
     "hooks); temporaries: XLA's plan. closed_form: contract.memory",
     "single_device": "the three matrix products of a layer, forward and backward pass, update and a copy in turn; "
     "share is the rate of the passes' products over that of the products alone, after 8 of each unless fewer are "
-    "timed. Ranks keep the memory that they free, JAX's in huge pages",
+    "timed. Ranks keep the memory that they free",
     "wire_bytes": "contract.cost, what a rank must send under the bandwidth-optimal algorithm",
 }
 

@@ -26,8 +26,9 @@ LOOK = 1.0  # seconds from one look at the processes to the next
 SHARE = 0.02  # of a core, above which a process works; waiting for others takes less
 LEAST = 0.05  # seconds of it, as the clock of processes ticks in hundredths
 
-# For GLIBC_TUNABLES: freed memory stays with the process, so that no step pays for the same pages anew.
-KEEP_FREED = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
+# For GLIBC_TUNABLES: what is freed stays with the process, whichever thread allocates next. Else a step may pay for the
+# same pages anew: half of the time of an update in JAX, a tenth of each stage's first backward pass in torch.
+KEEP_FREED = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776:glibc.malloc.arena_max=1"
 
 PHASE = struct.Struct("Q56s")  # number of reports, phase
 CALL = struct.Struct("QQ40s72s")  # number of the call, bytes, what is called, by or with whom

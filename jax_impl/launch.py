@@ -140,14 +140,13 @@ def _process(rank: int, start: worker.Start) -> Iterator[Rank]:
     command = [sys.executable, "-c", f"{path}; {run}; run({rank}, {start!r})"]
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     env = {
+        "GLIBC_TUNABLES": KEEP_FREED,
         **kept,  # a proxy would be asked for the way to the loopback interface
         "NPROC": str(start.threads),
         "JAX_PLATFORMS": "cpu" if start.device == "cpu" else "cuda,cpu",
         "TF_CPP_MIN_LOG_LEVEL": kept.get("TF_CPP_MIN_LOG_LEVEL", "3"),
         "TMPDIR": start.directory,
         "XLA_PYTHON_CLIENT_PREALLOCATE": kept.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
-        # XLA asks for the memory of every result anew: in pages of 4 KiB an update takes twice as long.
-        "GLIBC_TUNABLES": kept.get("GLIBC_TUNABLES", f"glibc.malloc.hugetlb=1:{KEEP_FREED}"),
     }
     ours, theirs = socket.socketpair()
     with ours, ExitStack() as stack, open(nameless_file(stack), "w+b") as stderr:
