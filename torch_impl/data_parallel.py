@@ -4,7 +4,7 @@ Backward: all_reduce of every gradient, L (D^2 + D) e bytes. Each rank's loss is
 samples, so the sum over ranks is the mean, and shares may differ in size.
 
 `all_reduce_grads` is the lecture's one inserted line. `overlapped_all_reduce` does the same during the backward pass:
-gradients are put into flat buckets as they become ready, and each full bucket is sent while earlier layers are still
+gradients are moved into flat buckets as they become ready, and each full bucket is sent while earlier layers are still
 computing (Li et al., 2006.15704). The loss rides in the last one, as XLA has it too: a call of its own for four bytes
 takes a fortieth of the default model's step.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -84,19 +83,22 @@ def overlapped_all_reduce(total: Tensor, params: list[Layer], group: ProcessGrou
     the same on every rank, as collectives must be. No rank waits for another before its backward pass is done.
     """
     buckets = make_buckets([*(p for layer in reversed(params) for p in reversed(layer)), total])
+    flats = [bucket[0].new_empty(sum(t.numel() for t in bucket)) for bucket in buckets]
+    parts = [flat.split([t.numel() for t in bucket]) for bucket, flat in zip(buckets, flats, strict=True)]
+    parts[-1][-1].copy_(total)
     missing = [sum(t is not total for t in bucket) for bucket in buckets]
-    sent: list[tuple[Tensor, dist.Work]] = []
+    sent: list[dist.Work] = []
 
-    def ready(index: int) -> None:
+    def ready(p: Tensor, index: int, part: Tensor) -> None:
+        p.grad = part.view_as(p).copy_(p.grad)  # at once, while it is in the cache
         missing[index] -= 1
         while len(sent) < len(buckets) and missing[len(sent)] == 0:
-            flat = flatten([t if t is total else t.grad for t in buckets[len(sent)]])
-            sent.append((flat, dist.all_reduce(flat, group=group, async_op=True)))
+            sent.append(dist.all_reduce(flats[len(sent)], group=group, async_op=True))
 
     hooks = [
-        p.register_post_accumulate_grad_hook(lambda _, index=index: ready(index))
+        p.register_post_accumulate_grad_hook(lambda p, index=index, part=part: ready(p, index, part))
         for index, bucket in enumerate(buckets)
-        for p in bucket
+        for p, part in zip(bucket, parts[index], strict=True)
         if p is not total
     ]
     try:
@@ -104,19 +106,15 @@ def overlapped_all_reduce(total: Tensor, params: list[Layer], group: ProcessGrou
     finally:
         for hook in hooks:
             hook.remove()
-    for bucket, (flat, work) in zip(buckets, sent, strict=True):
+    for _, work in zip(buckets, sent, strict=True):
         work.wait()
-        for t, summed in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
-            if t is total:
-                total.copy_(summed.view_as(total))
-            else:
-                t.grad = summed.view_as(t)
+    total.copy_(parts[-1][-1].view_as(total))
 
 
 def make_buckets(tensors: list[Tensor], limit: int = BUCKET_BYTES) -> list[list[Tensor]]:
     """Tensors in buckets of one dtype and about `limit` bytes, in the order in which the last of each comes.
 
-    Small ones share a bucket; one that fills a bucket has it to itself, so that it need not be copied.
+    Small ones share a bucket, one that fills a bucket has it to itself.
     """
     buckets: list[list[Tensor]] = []
     open_bucket, room = [], limit
@@ -131,8 +129,3 @@ def make_buckets(tensors: list[Tensor], limit: int = BUCKET_BYTES) -> list[list[
         open_bucket.append(t)
         room -= size
     return [*buckets, open_bucket] if open_bucket else buckets
-
-
-def flatten(tensors: list[Tensor]) -> Tensor:
-    """One contiguous buffer of all elements; a tensor alone in its bucket is sent from where it lies."""
-    return tensors[0].view(-1) if len(tensors) == 1 else torch.cat([t.view(-1) for t in tensors])

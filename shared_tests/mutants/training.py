@@ -129,9 +129,9 @@ MUTANTS = (
     mutant(
         "stale bucket: the first step's gradients sent again",
         "torch_impl.data_parallel",
-        "torch.cat([t.view(-1) for t in tensors])",
-        "globals().setdefault('BUCKET', torch.cat([t.view(-1) for t in tensors]))",
-        UPDATE | {LOSS, NORM},  # the gradients compared are the first step's
+        "p.grad = part.view_as(p).copy_(p.grad)",
+        "p.grad = part.view_as(p).copy_(globals().setdefault('FIRST', {}).setdefault(p, p.grad))",
+        UPDATE | {NORM},  # the gradients compared are the first step's
         steps=2,
     ),
     mutant(
@@ -139,20 +139,20 @@ MUTANTS = (
         "torch_impl.data_parallel",
         "missing[len(sent)] == 0",
         "missing[len(sent)] <= 1",
-        {RAISES},
-        words="NoneType",
+        BACKWARD | {REPLICAS},
+        more=(("async_op=True))", "async_op=True)), sent[-1].wait()"),),  # at once, lest it be too late by luck
     ),
     mutant(
         "buckets summed but not handed back",
         "torch_impl.data_parallel",
-        "t.grad = summed.view_as(t)",
-        "pass",
+        "p.grad = part.view_as(p).copy_(p.grad)",
+        "part.view_as(p).copy_(p.grad)",
         BACKWARD | {REPLICAS},
     ),
     mutant(
         "loss summed in a bucket but not handed back",
         "torch_impl.data_parallel",
-        "total.copy_(summed.view_as(total))",
+        "total.copy_(parts[-1][-1].view_as(total))",
         "pass",
         {RAISES},
         words="rank 1 has losses",
