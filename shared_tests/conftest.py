@@ -24,7 +24,7 @@ from shared_tests import leftovers
 from shared_tests.quick import quick_compilation, quickly
 from torch_impl.launch import Workers, workers
 
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("repeatable", derandomize=True, deadline=None, report_multiple_bugs=False)
 settings.register_profile("unshrunk", settings.get_profile("repeatable"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("repeatable")
 
