@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks import profile_jax
+from benchmarks.steps_numbers import WARM_UP
 from contract.problem import Batch, Layer
 from contract.strategy import Run
 from jax_impl import hlo, train
@@ -190,7 +191,7 @@ def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
 
     update, copy = jax.jit(apply, donate_argnums=(1, 2)), jax.jit(lambda x: x.copy())
     taken: dict[str, list[float]] = {"matmul": [], "forward_backward": [], "update": [], "copy": []}
-    warmup = min(8, iterations)  # as long as the heap grows
+    warmup = min(WARM_UP, iterations)
     for iteration in range(warmup + iterations):
         at = [time.perf_counter()]
         jax.block_until_ready(products(batch.x, params[0].w, batch.y))

@@ -30,6 +30,7 @@ TOLERANCE = {
     "float32": 1e-2,
     "bfloat16": 1e-1,
 }  # of parameters after all steps; Adam magnifies rounding
+WARM_UP = 8  # of what a single device does in turn: its heap grows for as long
 METHOD = {
     "step_seconds": "after a barrier, from a rank's start of the step to its end; the slowest rank of each iteration",
     "compute_seconds": "torch: the same step, in turn with the real one, on a process group whose collectives return "
@@ -40,8 +41,8 @@ METHOD = {
     "memory": "measured: bytes of live arrays, each storage once; activations: what autograd keeps at most (by its "
     "hooks); temporaries: XLA's plan. closed_form: contract.memory",
     "single_device": "the three matrix products of a layer, forward and backward pass, update and a copy in turn; "
-    "share is the rate of the passes' products over that of the products alone, after 8 of each unless fewer are "
-    "timed. Ranks keep the memory that they free",
+    f"share is the rate of the passes' products over that of the products alone, after {WARM_UP} of each unless fewer "
+    "are timed. Ranks keep the memory that they free",
     "wire_bytes": "contract.cost, what a rank must send under the bandwidth-optimal algorithm",
 }
 

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from benchmarks import peers
 from benchmarks.step_memory import held, kept_for_backward
+from benchmarks.steps_numbers import WARM_UP
 from contract.problem import Batch
 from contract.strategy import AXES, Run
 from torch_impl import train
@@ -138,7 +139,7 @@ def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
         },
         iterations,
         lambda: synchronize(state.device),
-        min(8, iterations),
+        min(WARM_UP, iterations),
     )
 
 

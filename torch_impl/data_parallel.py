@@ -106,7 +106,7 @@ def overlapped_all_reduce(total: Tensor, params: list[Layer], group: ProcessGrou
     finally:
         for hook in hooks:
             hook.remove()
-    for _, work in zip(buckets, sent, strict=True):
+    for _, work in zip(buckets, sent, strict=True):  # strict: all were sent
         work.wait()
     total.copy_(parts[-1][-1].view_as(total))
 
@@ -114,7 +114,7 @@ def overlapped_all_reduce(total: Tensor, params: list[Layer], group: ProcessGrou
 def make_buckets(tensors: list[Tensor], limit: int = BUCKET_BYTES) -> list[list[Tensor]]:
     """Tensors in buckets of one dtype and about `limit` bytes, in the order in which the last of each comes.
 
-    Small ones share a bucket, one that fills a bucket has it to itself.
+    One that fills a bucket has it to itself; small ones before and after it still share theirs.
     """
     buckets: list[list[Tensor]] = []
     open_bucket, room = [], limit
