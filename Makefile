@@ -24,22 +24,22 @@ test: install
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8
 
 coverage: install
-	@$(BIN)/python -m shared_tests.covered
+	@$(BIN)/python -m shared_tests.meta.covered
 
 faults: install
-	@$(BIN)/python -m shared_tests.faults
+	@$(BIN)/python -m shared_tests.tool.faults
 
 fuzz: install
-	@$(BIN)/python -m shared_tests.fuzz
+	@$(BIN)/python -m shared_tests.tool.fuzz
 
 long: install
-	@$(BIN)/python -m shared_tests.long_runs
+	@$(BIN)/python -m shared_tests.proof.long_runs
 
 mutants: install
-	@$(BIN)/python -m shared_tests.mutants
+	@$(BIN)/python -m shared_tests.meta.mutants
 
 mutation: install
-	@$(BIN)/python -m shared_tests.mutation --anew
+	@$(BIN)/python -m shared_tests.meta.mutation --anew
 
 lint: install
 	@$(BIN)/ruff check

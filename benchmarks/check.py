@@ -18,15 +18,15 @@ from importlib import import_module
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import machine
-from benchmarks.interrupt import deferred_interrupts
-from benchmarks.watchdog import watched
 from contract import reference
 from contract.problem import Problem
-from contract.processes import WorkerError
 from contract.proof import Proof, prove
 from contract.strategy import STRATEGIES, Run, RunResult
-from torch_impl.launch import TORCHRUN
+from shardiff.ranks.processes import WorkerError
+from shardiff.ranks.torch_pool import TORCHRUN
+from shardiff.ranks.watchdog import watched
+from shardiff.system import machine
+from shardiff.system.interrupt import deferred_interrupts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -126,7 +126,7 @@ def executor(runs: Sequence[Run], timeout: float, stack: ExitStack) -> Callable[
     in_jax = [run for run in runs if run.implementation != "torch"]
     pool: Any = None
     if in_torch:  # first, because its processes import torch while this one starts jax
-        from torch_impl import launch
+        from shardiff.ranks import torch_pool as launch
 
         most = 1 if torchrun_ranks() else max(run.degree for run in in_torch)
         pool = stack.enter_context(launch.workers(most, runs[0].device, timeout))
@@ -148,7 +148,7 @@ def executor(runs: Sequence[Run], timeout: float, stack: ExitStack) -> Callable[
 
 def start_jax(count: int, device: str) -> None:
     """Import jax with `count` devices, whose number is fixed from then on."""
-    from jax_impl import devices
+    from shardiff.ranks import jax_devices as devices
 
     with deferred_interrupts():
         devices.prepare(count, device)

@@ -6,76 +6,25 @@ full model in float64 and keeps its shards of it (`contract.memory`), and what w
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-import psutil
-
-from benchmarks.collectives_timing import ITEMSIZE, lengths
-from benchmarks.machine import num_gpus
-from benchmarks.record_view import size
+from benchmarks.collectives.timing import ITEMSIZE, lengths
 from contract.memory import memory
 from contract.optimizer import SLOTS
 from contract.problem import BYTES, Problem
 from contract.strategy import Run
+from shardiff.system.machine import num_gpus
+from shardiff.system.memory import PROCESS
 
-PROCESS = 20 * 10**6  # bytes that a rank process has to itself, at least
 ARRAY = 100  # bytes of a NumPy array besides its elements
 MUCH = 10**15  # bytes, more than any memory
 LONG = 10**6  # entries of lists, to which the closed form takes seconds
-UNLIMITED = 2**60  # how cgroup v1 says that there is no limit: the largest number of pages, in bytes
-
-
-def available(root: Path = Path("/")) -> int:
-    """Bytes of memory that this machine still has, or what the limit of a container leaves. root: of the system."""
-    return max(0, min([psutil.virtual_memory().available, *cgroup_rests(root)]))
-
-
-def address_space() -> int:
-    """Bytes that this process alone may still take, which `ulimit -v` can make fewer than are there."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    rest = available()
-    return rest if limit == resource.RLIM_INFINITY else max(0, min(rest, limit - psutil.Process().memory_info().vms))
-
-
-def cgroup_rests(root: Path) -> Iterable[int]:
-    """What each cgroup around this process leaves of its limit, cgroup v1 or v2; pages that only cache files count."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":  # v2
-            base, limit, usage, cache = "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
-        elif "memory" in controllers.split(","):
-            base, limit, usage = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            cache = "total_inactive_file"
-        else:
-            continue
-        inner = Path(path.lstrip("/"))
-        for group in (inner, *inner.parents):  # inside of a container only the last, the root, may be seen
-            try:
-                at = root / base / group
-                most, used = (at / limit).read_text().strip(), int((at / usage).read_text())
-                stat = dict(one.split() for one in (at / "memory.stat").read_text().splitlines())
-                if most != "max" and int(most) < UNLIMITED:
-                    yield int(most) - used + int(stat.get(cache, 0))
-            except (OSError, ValueError):
-                continue
-
-
-def require(needed: int, what: str) -> None:
-    """Raises ValueError, one line, if so many bytes are more than are there."""
-    if needed > (there := available()):
-        raise ValueError(f"{what} needs {size(min(needed, 10**30))} of memory or more, {size(there)} are there")
 
 
 def require_processes(runs: Sequence[Run]) -> None:
     """Raises ValueError, one line, for more ranks than the launchers can start, or jax can have on a CPU."""
-    from jax_impl.targets import FAMILIES
-    from torch_impl.launch import MAX_RANKS
+    from shardiff.compiling.hardware import FAMILIES
+    from shardiff.ranks.torch_pool import MAX_RANKS
 
     for name, most in (("torch", MAX_RANKS), ("jax", FAMILIES["cpu"].most_devices)):
         ranks = max((run.degree for run in runs if (run.implementation == "torch") == (name == "torch")), default=1)
@@ -128,7 +77,7 @@ def of_check(runs: Sequence[Run]) -> int:
 
 def of_diff(runs: Sequence[Run]) -> int:
     """Bytes of `shardiff diff`: what is traced runs in real processes; what is compiled has shapes only."""
-    from benchmarks.diff import MOST_TRACED
+    from benchmarks.diff_strategies import MOST_TRACED
 
     return max((of_run(run, run.degree) for run in runs if run.degree <= MOST_TRACED), default=0)
 

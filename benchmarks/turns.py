@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from contract.processes import ITS_TURN
+from shardiff.ranks.processes import ITS_TURN
 
 
 @dataclass
@@ -57,8 +57,8 @@ class Ranks:
 
 @contextmanager
 def torch_ranks(world_size: int, module: str, device: str, timeout: float) -> Iterator[Ranks]:
-    """Ranks of torch_impl.launch, each with a state made by `module.State(device)`."""
-    from torch_impl import launch
+    """Ranks of shardiff.ranks.torch_pool, each with a state made by `module.State(device)`."""
+    from shardiff.ranks import torch_pool as launch
 
     with _set(world_size) as (address, executor, gather):
         with launch.workers(world_size, device, timeout) as pool:
@@ -67,8 +67,8 @@ def torch_ranks(world_size: int, module: str, device: str, timeout: float) -> It
 
 @contextmanager
 def jax_ranks(world_size: int, module: str, device: str, timeout: float) -> Iterator[Ranks]:
-    """Ranks of jax_impl.launch, each with a state made by `module.State()`."""
-    from jax_impl import launch
+    """Ranks of shardiff.ranks.jax_pool, each with a state made by `module.State()`."""
+    from shardiff.ranks import jax_pool as launch
 
     with _set(world_size) as (address, executor, gather):
         with launch.workers(world_size, device, timeout) as pool:
@@ -133,7 +133,7 @@ def torch_rank(device: Any, address: str, module: str) -> None:
     """What a torch rank runs."""
     import torch.distributed as dist
 
-    from torch_impl.launch import report_phase
+    from shardiff.ranks.torch_pool import report_phase
 
     functions = importlib.import_module(module)
     serve(address, dist.get_rank(), functions, functions.State(device), report_phase)
@@ -143,7 +143,7 @@ def jax_rank(address: str, module: str) -> None:
     """What a JAX rank runs."""
     import jax
 
-    from jax_impl.launch import report_phase
+    from shardiff.ranks.jax_pool import report_phase
 
     functions = importlib.import_module(module)
     serve(address, jax.process_index(), functions, functions.State(), report_phase)

@@ -6,9 +6,9 @@ and bfloat16 runs, eight in float64: losses are summed in float32 at least.
 
 from __future__ import annotations
 
-from contract.communication import Executions, Record, record
 from contract.problem import BYTES, split_sizes
 from contract.strategy import AXES, Run
+from shardiff.record import Executions, Record, record
 
 
 def communication(run: Run) -> list[Record]:

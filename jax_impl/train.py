@@ -18,13 +18,13 @@ from contract.layout import layout, merge, names
 from contract.optimizer import SLOTS, AdamW, Sgd
 from contract.problem import Batch, Layer
 from contract.strategy import AXES, Run, RunResult, Shard
-from jax_impl.devices import devices
+from shardiff.ranks.jax_devices import devices
 
 STATE_KEYS = {"momentum": "trace", "m": "mu", "v": "nu"}  # our slots -> optax's
 
 
 def run(run: Run) -> RunResult:
-    """Train `run` on this process's devices (`jax_impl.devices.prepare` makes them) and gather the full arrays."""
+    """Train `run` on this process's devices (`jax_devices.prepare` makes them) and gather the full arrays."""
     with jax.enable_x64(run.problem.dtype == "float64"), jax.default_matmul_precision("highest"):
         return train(run)
 

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from hypothesis import Phase, settings
 
-from benchmarks.machine import num_gpus
 from contract import reference
 from contract.strategy import Run, RunResult
-from jax_impl import devices
-from shared_tests import leftovers
+from shardiff.ranks import jax_devices as devices
+from shardiff.ranks.torch_pool import Workers, workers
+from shardiff.system.machine import num_gpus
+from shared_tests.meta import leftovers
 from shared_tests.quick import quick_compilation, quickly
-from torch_impl.launch import Workers, workers
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, report_multiple_bugs=False)
 settings.register_profile("unshrunk", settings.get_profile("repeatable"), phases=[Phase.explicit, Phase.generate])

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from contract.strategy import AXES, Run
-from shared_tests.edited import Edit, put_in_place
 from shared_tests.looks import Look, looking
+from shared_tests.meta.edited import Edit, put_in_place
 
 
 def train_edited(device: torch.device, run: Run, module: str, edits: Sequence[Edit]) -> Any:
@@ -25,7 +25,8 @@ def train_edited(device: torch.device, run: Run, module: str, edits: Sequence[Ed
 
 def train_with_buckets(device: torch.device, run: Run, limit: int) -> Any:
     """`torch_impl.train.train` with data_parallel's buckets of `limit` bytes."""
-    from torch_impl import data_parallel, train
+    from torch_impl import train
+    from torch_impl.explicit import data_parallel
 
     data_parallel.make_buckets = functools.partial(data_parallel.make_buckets, limit=limit)
     return train.train(device, run)
@@ -43,7 +44,7 @@ def loss_alone(device: torch.device, run: Run) -> float:
     """What the strategy's `loss` gives on the initial parameters and the first batch."""
     from torch_impl import train
 
-    strategy = importlib.import_module(f"torch_impl.{run.strategy}")
+    strategy = importlib.import_module(f"torch_impl.explicit.{run.strategy}")
     mesh = init_device_mesh(device.type, (run.degree,), mesh_dim_names=(AXES[run.strategy] or "one",))
     params = train.make_params(strategy, mesh, run, device)
     return strategy.loss(params, train.make_batch(strategy, mesh, run, 0, device), mesh, run).item()

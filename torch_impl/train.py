@@ -17,7 +17,7 @@ from contract.layout import layout, merge, names, owned
 from contract.optimizer import SLOTS, AdamW, Sgd
 from contract.problem import Batch, Layer
 from contract.strategy import AXES, Run, RunResult, Shard
-from torch_impl.launch import Workers, report_phase, run_on_ranks
+from shardiff.ranks.torch_pool import Workers, report_phase, run_on_ranks
 
 STATE_KEYS = {"momentum": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}  # our slots -> torch.optim's
 
@@ -67,7 +67,7 @@ def assemble(run: Run, ranks: list[RankResult]) -> RunResult:
 
 def train(device: torch.device, run: Run) -> RankResult:
     """What every rank runs, inside a process group of run.degree ranks."""
-    strategy = importlib.import_module(f"torch_impl.{run.strategy}")
+    strategy = importlib.import_module(f"torch_impl.explicit.{run.strategy}")
     torch.set_float32_matmul_precision("highest")  # float32 means float32: no TF32
     mesh = init_device_mesh(device.type, (run.degree,), mesh_dim_names=(AXES[run.strategy] or "one",))
     rank = dist.get_rank()

@@ -1,0 +1,1 @@
+"""How fast the tool itself is."""

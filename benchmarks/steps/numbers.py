@@ -1,0 +1,175 @@
+"""From what the ranks of `shardiff bench steps` took to rows, ratios and rates; `steps` describes the document."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.documents.figures import Spread, adjacent_ratios, over_ranks, round_ratios, spread
+from contract.cost import communication
+from contract.memory import memory
+from contract.optimizer import SLOTS
+from contract.problem import BYTES
+from contract.strategy import Run
+from shardiff.record import Record, totals
+
+CONTEXT = ("fsdp2", "pipelining_1f1b")  # peers that do something else than ours
+IN_JAX = ("shard_map", "annotated", "jit")
+IMPLEMENTATIONS = ("torch", "shard_map", "annotated", "peer")
+PEERS = {  # strategy -> peers of each framework; the first is the one to be compared with, the others are context
+    "single_device": {"torch": ("modules",), "jax": ("jit",)},
+    "data_parallel": {"torch": ("ddp", "fsdp2"), "jax": ()},
+    "tensor_parallel": {"torch": ("dtensor",), "jax": ()},
+    "megatron_tensor_parallel": {"torch": ("dtensor",), "jax": ()},
+    "pipeline_parallel": {"torch": ("pipelining", "pipelining_1f1b"), "jax": ()},
+}
+TOLERANCE = {
+    "float64": 1e-9,
+    "float32": 1e-2,
+    "bfloat16": 1e-1,
+}  # of parameters after all steps; Adam magnifies rounding
+WARM_UP = 8  # of what a single device does in turn: its heap grows for as long
+METHOD = {
+    "step_seconds": "after a barrier, from a rank's start of the step to its end; the slowest rank of each iteration",
+    "compute_seconds": "torch: the same step, in turn with the real one, on a process group whose collectives return "
+    "at once (torch's fake backend). JAX: step less exposed",
+    "exposed_seconds": "transfer that nothing hides, waiting for other ranks, and in a pipeline the bubble. torch: "
+    "step less compute, of the same iteration. JAX: the share of profiled steps in which a collective runs on a rank "
+    "and nothing computes, mean over ranks, times the step",
+    "memory": "measured: bytes of live arrays, each storage once; activations: what autograd keeps at most (by its "
+    "hooks); temporaries: XLA's plan. closed_form: contract.memory",
+    "single_device": "the three matrix products of a layer, forward and backward pass, update and a copy in turn; "
+    f"share is the rate of the passes' products over that of the products alone, after {WARM_UP} of each unless fewer "
+    "are timed. Ranks keep the memory that they free",
+    "wire_bytes": "contract.cost, what a rank must send under the bandwidth-optimal algorithm",
+}
+
+Samples = dict[str, dict[str, list[list[list[float]]]]]  # [name][kind][round][rank][iteration]
+
+
+def rows(run: Run, samples: Samples, finished: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One row for each contestant; what its ranks have not told yet is null."""
+    result = []
+    for name, taken in samples.items():
+        steps = [over_ranks(each) for each in taken["step"]]
+        flat = [seconds for each in steps for seconds in each]
+        framework = "jax" if name in IN_JAX else "torch"
+        mine = replace(run, implementation="torch" if framework == "torch" else "annotated" if name == "jit" else name)
+        compute = [seconds for each in taken.get("compute", []) for seconds in over_ranks(each)]
+        told = finished.get(name)
+        parts = split(flat, compute, told, run.degree)
+        shards = [m.to_json() for m in memory(mine)]
+        context = name in CONTEXT
+        compiled = told and told[0].get("records")
+        result.append(
+            {
+                "ranks": run.degree,
+                "strategy": run.strategy,
+                "implementation": name,
+                "framework": framework,
+                "peer": name not in IMPLEMENTATIONS,
+                "step_seconds": spread(flat),
+                **parts,
+                "samples_seconds": steps,
+                "memory": {"measured": largest(told or []), "closed_form": None if context else largest(shards)},
+                "wire_bytes": None if context else totals(communication(mine))["wire_bytes"]["max"],
+                "wire_bytes_compiled": None
+                if compiled is None
+                else totals(map(Record.from_json, compiled))["wire_bytes"]["max"],
+                "work": told[0].get("work") if told else None,
+                "loss": told[0]["loss"] if told else None,
+                "difference": max(rank["difference"] for rank in told) if told else None,
+            }
+        )
+    return result
+
+
+def largest(ranks: Sequence[dict[str, Any]]) -> dict[str, int | None]:
+    """The most that a rank holds of each kind of memory; null where none has told."""
+    kinds = ("parameters", "gradients", "optimizer_state", "activations", "temporaries")
+    return {kind: max((r[kind] for r in ranks if r.get(kind) is not None), default=None) for kind in kinds}
+
+
+def split(
+    steps: list[float], compute: list[float], told: list[dict[str, Any]] | None, degree: int
+) -> dict[str, Spread | float | None]:
+    """compute_seconds, exposed_seconds and exposed_share of a row; see METHOD."""
+    if degree == 1:
+        zero = {"median": 0.0, "q1": 0.0, "q3": 0.0}
+        return {"compute_seconds": spread(steps), "exposed_seconds": zero, "exposed_share": 0.0}
+    if compute:
+        exposed = spread([a - b for a, b in zip(steps, compute, strict=True)])
+        share = exposed["median"] / statistics.median(steps)
+        return {"compute_seconds": spread(compute), "exposed_seconds": exposed, "exposed_share": share}
+    if told and "profiled" in told[0] and all(rank["profiled"] for rank in told):
+        shares = [sum(rank["exposed"]) / sum(rank["profiled"]) for rank in told]
+        share = statistics.mean(shares)
+        whole = spread(steps)
+        return {
+            "compute_seconds": {key: (1 - share) * value for key, value in whole.items()},
+            "exposed_seconds": {key: share * value for key, value in whole.items()},
+            "exposed_share": share,
+        }
+    return {"compute_seconds": None, "exposed_seconds": None, "exposed_share": None}
+
+
+def ratios(run: Run, samples: Samples) -> list[dict[str, Any]]:
+    """Step time over step time: within a framework of adjacent iterations, across both of each round's medians."""
+    steps = {name: [over_ranks(each) for each in taken["step"]] for name, taken in samples.items()}
+    peers = PEERS[run.strategy]
+    pairs = [("torch", peer, "iterations") for peer in peers["torch"]]
+    pairs += [("shard_map", "annotated", "iterations")]
+    pairs += [(ours, peer, "iterations") for peer in peers["jax"] for ours in ("shard_map", "annotated")]
+    pairs += [("torch", "shard_map", "rounds"), ("torch", "annotated", "rounds")]
+    result = []
+    for of, to, by in pairs:
+        if of in steps and to in steps:
+            both = zip(steps[of], steps[to], strict=False)  # a framework can be a round behind
+            ours, theirs = map(list, zip(*both, strict=True))
+            values = round_ratios(ours, theirs) if by == "rounds" else adjacent_ratios(sum(ours, []), sum(theirs, []))
+            result.append(
+                {"ranks": run.degree, "strategy": run.strategy, "of": of, "to": to, "ratio": spread(values), "by": by}
+            )
+    return result
+
+
+def disagreements(run: Run, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Contestants that have not trained the same: other parameters within a framework, another loss across both."""
+    limit = TOLERANCE[run.problem.dtype]
+    told = [row for row in rows if row["loss"] is not None]
+    result = []
+    for row in told:
+        name = f"{row['implementation']} {run.strategy} on {run.degree} ranks"
+        if not row["difference"] <= limit:
+            result.append(f"{name}: parameters differ by {row['difference']:.1e} from {told[0]['implementation']}'s")
+        if not abs(row["loss"] - told[0]["loss"]) <= limit * abs(told[0]["loss"]):
+            first = f"{told[0]['loss']:.6g} of {told[0]['implementation']}"
+            result.append(f"{name}: loss {row['loss']:.6g} where that is {first}")
+    return result
+
+
+def rates(run: Run, framework: str, taken: dict[str, list[float]]) -> dict[str, Any]:
+    """Rates of one device from seconds of "matmul", "forward_backward", "update" and "copy", taken in turn.
+
+    A product of [B, D] and [D, F] takes 2 B D F operations. "matmul" is the three of a layer, alone; forward and
+    backward pass take 3 L of them, less one: the first layer's input needs no gradient. AdamW reads 4 arrays of the
+    parameters' size and writes 3, SGD with momentum 3 and 2."""
+    problem = run.problem
+    product = 2 * problem.batch * problem.width**2
+    passes = product * (3 * problem.layers - 1)
+    parameters = problem.layers * (problem.width**2 + problem.width) * BYTES[problem.dtype]
+    moved = parameters * (3 + 2 * len(SLOTS[run.optimizer]))
+    adjacent = zip(taken["matmul"], taken["forward_backward"], strict=True)
+    copies = zip(taken["copy"], taken["update"], strict=True)
+    return {
+        "framework": framework,
+        "batch": problem.batch,
+        "matmul_flops_per_second": spread([3 * product / s for s in taken["matmul"]]),
+        "forward_backward_flops_per_second": spread([passes / s for s in taken["forward_backward"]]),
+        "share": spread([passes / b / (3 * product / a) for a, b in adjacent]),
+        "update_bytes_per_second": spread([moved / s for s in taken["update"]]),
+        "copy_bytes_per_second": spread([2 * parameters / s for s in taken["copy"]]),
+        "update_share": spread([moved / b / (2 * parameters / a) for a, b in copies]),
+    }

@@ -1,0 +1,164 @@
+"""What the torch ranks of `shardiff bench steps` do: all contestants of a strategy take turns step by step.
+
+Compute is timed as the same step on a process group that sends nothing: torch's "fake" backend, whose collectives
+return at once and leave buffers of the same shapes. What the real step takes longer is its exposed communication:
+transfer that no computation hides, and waiting for other ranks, which in a pipeline is the bubble.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend; init_process_group does the same
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from benchmarks.steps import peers
+from benchmarks.steps.memory import held, kept_for_backward
+from benchmarks.steps.numbers import WARM_UP
+from contract.problem import Batch
+from contract.strategy import AXES, Run
+from torch_impl import train
+
+
+@dataclass
+class State:
+    """A rank's contestants: name -> the step with what it holds, and the same on a silent group where there is one."""
+
+    device: torch.device
+    batch: Batch = field(init=False)
+    real: dict[str, peers.Contestant] = field(default_factory=dict)
+    silent: dict[str, peers.Contestant] = field(default_factory=dict)
+    loss: dict[str, float] = field(default_factory=dict)
+
+
+def prepare(state: State, run: Run, names: list[str]) -> list[str]:
+    """Build the contestants `names` of one strategy, "torch" or peers'; those that have a silent twin are returned."""
+    torch.set_float32_matmul_precision("highest")
+    state.real.clear()
+    state.silent.clear()
+    axis = AXES[run.strategy] or "one"
+    mesh = init_device_mesh(state.device.type, (run.degree,), mesh_dim_names=(axis,))
+    group = dist.new_group(list(range(run.degree)), backend=peers.SILENT)
+    assert isinstance(group, dist.ProcessGroup)
+    quiet = DeviceMesh.from_group(group, state.device.type, mesh_dim_names=(axis,))
+    strategy = importlib.import_module(f"torch_impl.explicit.{run.strategy}")
+    state.batch = train.make_batch(strategy, mesh, run, 0, state.device)
+    for name in names:
+        state.real[name] = _make(name, mesh, run, state.device)
+        # torch.distributed.pipelining's stages tell each other their shapes first, which a silent group cannot do.
+        if run.degree > 1 and not name.startswith("pipelining"):
+            state.silent[name] = _make(name, quiet, run, state.device)
+    return list(state.silent)
+
+
+def _make(name: str, mesh: DeviceMesh, run: Run, device: torch.device) -> peers.Contestant:
+    return peers.explicit(mesh, run, device) if name == "torch" else peers.peer(name, mesh, run, device)
+
+
+def block(state: State, iterations: int, warmup: int) -> dict[str, dict[str, list[float]]]:
+    """name -> {"step", "compute"} -> seconds of each iteration. Real steps run one after the other, then silent ones;
+    every other iteration in the opposite order."""
+    taken: dict[str, dict[str, list[float]]] = {name: {"step": [], "compute": []} for name in state.real}
+    order = [("step", name, c) for name, c in state.real.items()]
+    order += [("compute", name, c) for name, c in state.silent.items()]
+    for iteration in range(warmup + iterations):
+        for kind, name, contestant in reversed(order) if iteration % 2 else order:
+            dist.barrier()
+            start = time.perf_counter()
+            loss = contestant.step(state.batch)
+            synchronize(state.device)
+            if iteration >= warmup:
+                taken[name][kind].append(time.perf_counter() - start)
+            if kind == "step":
+                state.loss[name] = loss.item()
+    return taken
+
+
+def finish(state: State) -> dict[str, dict[str, Any]]:
+    """For each contestant: the last loss; the distance ||p - p_first|| / ||p_first|| of its parameters to those of the
+    first contestant; bytes held, and kept for the backward pass (activations)."""
+    results: dict[str, dict[str, Any]] = {}
+    final = {name: contestant.final() for name, contestant in state.real.items()}
+    first = next(iter(final.values()))
+    for name, contestant in state.real.items():
+        results[name] = {"loss": state.loss[name], "difference": distance(final[name], first)}
+    for name, contestant in state.real.items():
+
+        def step(contestant: peers.Contestant = contestant) -> Tensor:
+            return contestant.step(state.batch)
+
+        results[name] |= held(contestant.leaves, contestant.optimizer)
+        results[name]["activations"] = kept_for_backward(step, [*contestant.leaves, *state.batch])
+    return results
+
+
+def distance(these: list[Tensor], those: list[Tensor]) -> float:
+    """||a - b|| / ||b|| over all tensors, in float64."""
+    pairs = [(a.double(), b.double()) for a, b in zip(these, those, strict=True)]
+    return (
+        sum((a - b).square().sum().item() for a, b in pairs) / sum(b.square().sum().item() for _, b in pairs)
+    ) ** 0.5
+
+
+def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
+    """Seconds of each iteration, taken in turn on one device: the three matrix products of a layer alone, X @ W,
+    X^T @ dY and dY @ W^T with X[B, D], dY[B, D] and W[D, D]; forward and backward pass of single_device; the
+    optimizer's update; a copy of a tensor as large as the parameters."""
+    strategy = importlib.import_module("torch_impl.explicit.single_device")
+    mesh = init_device_mesh(state.device.type, (1,), mesh_dim_names=("one",))
+    params = train.make_params(strategy, mesh, run, state.device)
+    optimizer = train.make_optimizer(params, run)
+    batch = train.make_batch(strategy, mesh, run, 0, state.device)
+    w = params[0].w.detach()
+    out, out_w = torch.empty_like(batch.x), torch.empty_like(w)
+    source = torch.cat([p.detach().flatten() for layer in params for p in layer])
+    target = torch.empty_like(source)
+    grads: list[Any] = []
+
+    def products() -> None:
+        torch.mm(batch.x, w, out=out)
+        torch.mm(batch.x.T, batch.y, out=out_w)
+        torch.mm(batch.y, w.T, out=out)
+
+    def passes() -> None:
+        grads[:] = strategy.loss_and_grads(params, batch, mesh, run)[1]
+
+    return in_turn(
+        {
+            "matmul": products,
+            "forward_backward": passes,
+            "update": lambda: train.update(optimizer, params, grads),
+            "copy": lambda: target.copy_(source),
+        },
+        iterations,
+        lambda: synchronize(state.device),
+        min(WARM_UP, iterations),
+    )
+
+
+def in_turn(
+    acts: dict[str, Callable[[], Any]], iterations: int, synchronize: Callable[[], None], warmup: int
+) -> dict[str, list[float]]:
+    """Seconds of each act in each iteration."""
+    taken: dict[str, list[float]] = {name: [] for name in acts}
+    for iteration in range(warmup + iterations):
+        for name, act in acts.items():
+            start = time.perf_counter()
+            act()
+            synchronize()
+            if iteration >= warmup:
+                taken[name].append(time.perf_counter() - start)
+    return taken
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the GPU; a CPU has finished when its functions return."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()

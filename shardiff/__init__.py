@@ -1,0 +1,1 @@
+"""What a program communicates, and how two programs differ."""

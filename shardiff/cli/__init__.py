@@ -1,0 +1,1 @@
+"""The command line: options, refusals and exit status; nothing is computed here."""

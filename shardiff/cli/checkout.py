@@ -1,0 +1,48 @@
+"""The lesson that a checkout has beside the package, and what a wheel says of it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shardiff.cli.answers import refuse
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDED = {
+    "check": "Train with every strategy and implementation; show how far each is from the single-device reference.",
+    "bench": "Measure both frameworks in one run, with the machine and the method beside every figure.",
+    "report": "Measure everything and write it as one HTML file, with Markdown and JSON beside it.",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add check, bench, report and the diff of strategies, or what says which checkout has them."""
+    if here():
+        lesson("benchmarks.commands").register(app)
+        return
+    settings = {"ignore_unknown_options": True}
+    for name, text in NEEDED.items():
+        app.command(name, help=f"{text} (Needs a checkout.)", context_settings=settings)(missing)
+
+
+def here() -> bool:
+    """Whether the package lies in a checkout."""
+    return (ROOT / "benchmarks" / "commands.py").is_file() and (ROOT / "contract").is_dir()
+
+
+def lesson(name: str) -> Any:
+    """A module of the lesson. Found in the checkout, whatever the current directory or the path has of that name."""
+    if sys.path[:1] != [str(ROOT)]:
+        sys.path.insert(0, str(ROOT))
+    return importlib.import_module(name)
+
+
+def missing(context: typer.Context, arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
+    refuse(
+        f"{context.command.name} trains the strategies of the lesson, which the package does not hold: "
+        f"clone the repository of shardiff, run make install there, then .venv/bin/shardiff {context.command.name}"
+    )

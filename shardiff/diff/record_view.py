@@ -1,0 +1,111 @@
+"""Records of communication for people: a table in phases, and numbers that can be read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from shardiff.record import PHASES, Record, totals
+from shardiff.system.words import size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def times(record: Record) -> str:
+    """How often it runs in a step: 7, 0..1, or 2.. where there is no upper bound."""
+    least, most = record.executions.min, record.executions.max
+    return str(least) if least == most else f"{least}..{'' if most is None else most}"
+
+
+def group(record: Record) -> str:
+    """Among whom: `8`, `2 of 4` for two groups of four, `tp 8`, or a permute's edges."""
+    if record.edges is not None:
+        shown = " ".join(f"{source}>{target}" for source, target in record.edges[:4])
+        return f"{shown} +{len(record.edges) - 4}" if len(record.edges) > 4 else shown
+    if record.group_size is None:
+        return "?"
+    count = len(record.groups or ())
+    text = f"{count} of {record.group_size}" if count > 1 else str(record.group_size)
+    return f"{record.axis} {text}" if record.axis else text
+
+
+def members(record: Record, most: int = 4) -> str:
+    """Who takes part: `tp 0-3`, `dp 0,2 1,3`, `0>1 1>2`. Cut off where it is long."""
+    if record.edges is not None:
+        texts = [f"{source}>{target}" for source, target in record.edges]
+    else:
+        texts = [
+            f"{ranks[0]}-{ranks[-1]}"
+            if len(ranks) > 2 and len(ranks) == ranks[-1] - ranks[0] + 1
+            else ",".join(map(str, ranks))
+            for ranks in record.groups or ()
+        ]
+    more = [f"... {len(texts) - most} more"] if len(texts) > most else []
+    return " ".join([*([record.axis] if record.axis else []), *texts[:most], *more])
+
+
+def place(source: str | None) -> str:
+    """file:line, relative to the current directory where it lies below."""
+    if not source:
+        return ""
+    below = os.getcwd() + os.sep
+    return source.removeprefix(below) if source.startswith(below) else os.sep.join(source.split(os.sep)[-3:])
+
+
+def table(records: Sequence[Record], by_rank: bool = False) -> Table:
+    """One line for each kind of record, in phases; alike ones counted.
+
+    by_rank: for a program whose ranks mean something to the reader: which they are, not how many, and what they send.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
+    from rich.table import Table
+
+    result = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    what = by_rank and any(record.detail for record in records)
+    for name, justify in (
+        ("phase", "left"),
+        ("n", "right"),
+        ("op", "left"),
+        ("payload", "right"),
+        ("wire", "right"),
+        ("type", "left"),
+        ("group", "left"),
+        ("times", "right"),
+        ("source", "left"),
+        *([("what", "left")] if what else []),
+    ):
+        result.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    shown = None
+    for phase in PHASES:
+        lines: dict[tuple[str, ...], int] = {}
+        for r in (r for r in records if r.phase == phase):
+            kind = r.op if r.reduction in (None, "sum") else f"{r.op}({r.reduction})"
+            op = " ".join([kind, *(["async"] if r.is_async else []), *r.flags])
+            among = members(r) if by_rank else group(r)
+            cells = (op, size(r.payload_bytes), size(r.wire_bytes), r.dtype, among, times(r), place(r.source))
+            cells = (*cells, r.detail or "") if what else cells
+            lines[cells] = lines.get(cells, 0) + 1
+        for cells, count in lines.items():
+            result.add_row(phase if phase != shown else "", str(count) if count > 1 else "", *map(escape, cells))
+            shown = phase
+    return result
+
+
+def summary(records: Sequence[Record]) -> str:
+    """The totals of a step in one line."""
+    if not records:
+        return "no communication"
+    sums = totals(records)
+
+    def span(key: str, number: bool = False) -> str:
+        least, most = sums[key]["min"], sums[key]["max"]
+        low = str(least) if number else size(least)
+        if least == most:
+            return low
+        return f"{low} or more" if most is None else f"{low} to {most if number else size(most)}"
+
+    calls, payload, wire = span("calls", number=True), span("payload_bytes"), span("wire_bytes")
+    return f"in one step: {calls} calls, payload {payload}, a rank sends {wire}"

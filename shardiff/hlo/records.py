@@ -1,0 +1,200 @@
+"""From the statements of a program that may communicate to one record for each collective."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from shardiff.hlo.errors import HloError, display, shown
+from shardiff.hlo.flow import Flow, is_synchronous
+from shardiff.hlo.groups import Groups, device_edges, device_groups, id_lists
+from shardiff.hlo.instruction import Instruction, Leaf, find, instruction, leaves, source_of
+from shardiff.hlo.phases import MAX_CALLERS, Phases
+from shardiff.hlo.text import Program, Statement
+from shardiff.record import Record, wire_bytes
+
+OPS = {
+    "all-reduce": "all_reduce",
+    "cross-replica-sum": "all_reduce",  # its name until 2019
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "collective-permute": "collective_permute",
+    "collective-broadcast": "broadcast",
+    "send": "collective_permute",
+    "recv": "collective_permute",
+}
+COLLECTIVES = frozenset(OPS) | frozenset(f"{opcode}-start" for opcode in OPS)
+CALLS = frozenset(
+    ("while", "conditional", "call", "fusion", "custom-call", "async-start")
+    + ("call-start", "fusion-start", "custom-call-start")
+)
+GLOBAL_IDS = ("all-reduce", "all-gather", "reduce-scatter", "cross-replica-sum")  # those with use_global_device_ids
+MODES = ("cross_replica", "cross_partition", "cross_replica_and_partition", "flattened_id")
+DTYPES = {"pred": "bool", "f": "float", "bf": "bfloat", "s": "int", "u": "uint", "c": "complex"}
+PAIRS = "_xla_send_recv_source_target_pairs"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a record needs beside its instruction."""
+
+    program: Program
+    flow: Flow
+    phases: Phases
+    frames: dict[str, str]
+    replicas: int
+    partitions: int
+
+
+def collectives(context: Context, found: list[tuple[str, Statement]]) -> Iterator[Record]:
+    """The records of the statements in `found`, without those that ENTRY does not reach or that repeat another."""
+    program, flow = context.program, context.flow
+    sites = [(name, instruction(program.text, where)) for name, where in found if name in flow.executions]
+    sent = {channel(site) for _, site in sites if site.opcode == "send"}
+    chains = set()
+    for computation, site in sites:
+        if site.opcode in ("send", "recv") and is_host_transfer(site):
+            continue
+        if site.opcode == "recv" and channel(site) in sent:
+            continue
+        if (chain := chain_id(site)) is not None:
+            key = (outside_of_fusions(flow, computation), site.opcode, channel(site), chain)
+            if key in chains:
+                continue
+            chains.add(key)
+        try:
+            yield collective(context, computation, site)
+        except HloError as problem:
+            raise HloError(f"instruction {shown(site.name)}: {problem}") from None
+
+
+def collective(context: Context, computation: str, site: Instruction) -> Record:
+    """The record of one instruction. Raises HloError."""
+    flow, replicas, partitions = context.flow, context.replicas, context.partitions
+    opcode = site.opcode.removesuffix("-start")
+    is_start = site.opcode != opcode
+    op = OPS[opcode]
+    if opcode == "all-reduce" and is_scatter_fusion(flow, computation):
+        op = "reduce_scatter"
+    mode = group_mode(site, opcode)
+    groups, group_size, edges = None, None, None
+    if op == "collective_permute":
+        pairs = site.attributes.get("source_target_pairs") or send_pairs(site)
+        edges = device_edges(pairs, mode, replicas, partitions) if pairs else None
+    else:
+        value = site.attributes.get("replica_groups", "{}")
+        groups, group_size = device_groups(value, mode, replicas, partitions)
+    arrays = payload(context.program, computation, site, group_size)
+    sizes = [array.num_bytes for array in arrays]
+    size = sum(sizes)
+    moves = edges is None or any(source != target for source, target in edges)
+    in_pieces = opcode in ("send", "recv") or chain_id(site) is not None
+    return Record(
+        op,
+        "+".join(dict.fromkeys(dtype_name(array.dtype) for array in arrays)),
+        size,
+        wire_bytes(op, size, group_size) if moves else 0,
+        group_size=group_size,
+        groups=groups,
+        edges=edges,
+        executions=flow.executions[computation],
+        phase=context.phases.of(computation, site),
+        is_async=(is_start and not is_synchronous(site)) or in_pieces or computation in flow.asynchronous,
+        name=display(site.name),
+        computation=display(computation),
+        source=source_of(site.metadata, context.frames),
+        flags=tuple(flags_of(site, opcode, arrays, groups)),
+        parts=tuple(sizes) if len(sizes) > 1 and op != "all_to_all" else (),
+    )
+
+
+def group_mode(site: Instruction, opcode: str) -> str:
+    """What the ids of a collective's groups mean, by XLA's rules."""
+    mode = site.attributes.get("mode")
+    if mode in MODES:
+        return mode
+    if site.attributes.get("use_global_device_ids") == "true":
+        return "flattened_id"
+    if "channel_id" not in site.attributes:
+        return "cross_replica"
+    return "cross_replica_and_partition" if opcode in GLOBAL_IDS else "cross_partition"
+
+
+def payload(program: Program, computation: str, site: Instruction, group_size: int | None) -> list[Leaf]:
+    """The arrays whose bytes are the payload: what comes out, but for a reduce_scatter what goes in."""
+    opcode = site.opcode.removesuffix("-start")
+    is_start = site.opcode != opcode
+    shapes = leaves(site.shape)
+    is_tuple = site.shape.startswith("(")
+    if opcode == "ragged-all-to-all" and site.operands:  # what goes in bounds what is sent; the output is scratch space
+        source = find(program, computation, site.operands[0])
+        if source and not source.shape.startswith("("):
+            return [leaf for _, leaf in leaves(source.shape)]
+    if is_tuple and opcode in ("send", "recv"):  # (buffer, context, token)
+        return [leaf for index, leaf in shapes if index == 0]
+    if is_tuple and is_start and opcode != "all-reduce":  # (what goes in, what comes out, contexts...)
+        return [leaf for index, leaf in shapes if index == (0 if opcode == "reduce-scatter" else 1)]
+    arrays = [leaf for _, leaf in shapes]
+    if opcode == "reduce-scatter" and not is_start and group_size:
+        return [replace(leaf, dims=(*leaf.dims, group_size)) for leaf in arrays]
+    if slices := id_lists(site.attributes.get("slice_sizes", "{}")):  # a permute of parts of its buffer, in place
+        return [replace(arrays[0], dims=sizes) for sizes in slices] if arrays else []
+    return arrays
+
+
+def dtype_name(dtype: str) -> str:
+    """XLA's element type as NumPy and ml_dtypes call it: f32 -> float32, f8e4m3fn -> float8_e4m3fn, s4 -> int4."""
+    kind, width, variant = re.fullmatch(r"([a-z]+)(\d*)(\w*)", dtype).groups()  # type: ignore[union-attr]
+    return DTYPES.get(kind, kind) + width + (f"_{variant}" if variant else "")
+
+
+def flags_of(site: Instruction, opcode: str, arrays: list[Leaf], groups: Groups | None) -> Iterator[str]:
+    """See the module docstring."""
+    if "_promoted" in site.attributes.get("to_apply", ""):
+        yield "promoted"
+    if opcode.startswith("ragged"):
+        yield "ragged"
+    if any(array.is_dynamic for array in arrays):
+        yield "dynamic"
+    if groups and len({len(group) for group in groups}) > 1:
+        yield "uneven_groups"
+
+
+def channel(site: Instruction) -> str | None:
+    """The channel that a send shares with its receive. (Other collectives may share one without being related.)"""
+    return site.attributes.get("channel_id")
+
+
+def chain_id(site: Instruction) -> str | None:
+    """What the copies of one collective in a TPU's async-collective fusions have in common."""
+    return site.frontend_attributes.get("chain_id")
+
+
+def is_host_transfer(site: Instruction) -> bool:
+    """Whether a send or receive is between a device and its host."""
+    to_host = site.attributes.get("is_host_transfer") == "true"
+    return to_host or any(name.startswith("_xla_host_transfer") for name in site.frontend_attributes)
+
+
+def send_pairs(site: Instruction) -> str | None:
+    """source_target_pairs of a send or receive, which has them among the frontend attributes."""
+    return site.frontend_attributes.get(PAIRS)
+
+
+def outside_of_fusions(flow: Flow, computation: str) -> str:
+    """The computation that a fusion's computation is part of; itself if it is no fusion's."""
+    for _ in range(MAX_CALLERS):
+        calls = flow.callers[computation]
+        if not calls or calls[0].site.opcode != "fusion":
+            break
+        computation = calls[0].caller
+    return computation
+
+
+def is_scatter_fusion(flow: Flow, computation: str) -> bool:
+    """Whether this is the inside of a TPU's all-reduce-scatter fusion."""
+    calls = flow.callers[computation]
+    return "all-reduce-scatter" in computation and any(call.site.attributes.get("kind") == "kCustom" for call in calls)

@@ -1,0 +1,300 @@
+"""What `torch_pool`, the caller's side, starts: one starter process, and the ranks that it forks."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import psutil
+
+from shardiff.ranks.processes import Notes, adopt_orphans, nameless_file, num_cores, report, when_parent_ends, where
+from shardiff.ranks.watch import receive, send
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_RANKS = 250  # file descriptors that one message can carry
+SECONDARY = ("gloo", "NCCL", "onnection", "Broken pipe", "remote process")  # in errors that another may have caused
+
+
+@dataclass
+class Job:
+    """One call. notes, store: paths of files; module: the function's; payload: the pickled (function, arguments)."""
+
+    world_size: int
+    cuda: bool
+    notes: Path
+    store: Path
+    timeout: float
+    module: str | None
+    payload: bytes
+
+
+class Rank:
+    """The process of one rank: its socket to the caller, and its note in the file that all processes map."""
+
+    def __init__(self, rank: int, sock: socket.socket, notes: Path):
+        self.rank, self.socket, self.notes = rank, sock, Notes(notes, rank)
+        self.lock, self.released = threading.Lock(), threading.Event()
+
+    def report_phase(self, phase: str) -> None:
+        self.notes.phase(phase)
+
+    def send(self, *message: Any) -> None:
+        with self.lock:
+            send(self.socket, message)
+
+    def obey(self) -> None:
+        """A thread: answer the caller until it or the starter is gone."""
+        with suppress(EOFError, OSError):
+            while True:
+                if receive(self.socket) == "where":
+                    self.send("stack", *where(threading.get_ident(), __file__, waits))
+                else:
+                    self.released.set()
+        os._exit(1)
+
+
+_this_rank: Rank | None = None
+
+
+def report_phase(name: str) -> None:
+    """Note what this rank does now: start-up, rendezvous, forward, backward, update, teardown. Takes a microsecond."""
+    if _this_rank is not None:
+        _this_rank.report_phase(name)
+
+
+def report_progress(value: Any) -> None:
+    """Send a picklable value to the caller's on_progress. Outside of a pool's ranks it does nothing."""
+    if _this_rank is not None:
+        _this_rank.send("progress", value)
+
+
+def start_ranks(count_gpus: bool) -> NoReturn:
+    """The starter: import torch, then do what standard input, a socket, asks for until the caller is gone.
+
+    "gpus" -> their number. Job, with a socket for each rank -> their process ids. A list of which ranks are gone -> end
+    all, states.
+    """
+    caller = os.getppid()
+    when_parent_ends(signal.SIGCONT)  # should it be stopped when the caller ends, it goes on, to end all
+    adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while (null := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass  # the caller may have no standard output or error: nothing else may take their numbers
+    control = socket.socket(fileno=os.dup(0))
+    os.dup2(null, 0)
+    pids, failure, num_gpus = [], "", 0
+    try:
+        try:
+            num_gpus = _import_torch(count_gpus)
+        except Exception:
+            failure = traceback.format_exc()
+        while os.getppid() == caller:
+            if not select.select([control], [], [], 1)[0]:
+                continue
+            first, fds, _, _ = socket.recv_fds(control, 1, MAX_RANKS)
+            if not first:
+                break
+            request = receive(control)
+            if isinstance(request, Job):
+                answer = pids = _fork(request, control, [socket.socket(fileno=fd) for fd in fds])
+            elif request == "gpus":
+                answer = num_gpus
+            else:
+                pids, answer = [], _end(pids, request)
+            send(control, (failure, answer))
+            del request  # it can be large
+    finally:
+        _end(pids, [False] * len(pids))
+        os._exit(0)
+
+
+def _import_torch(count_gpus: bool) -> int:
+    """Import what every rank needs; the number of GPUs."""
+    with no_new_cache():
+        importlib.import_module("torch.distributed.device_mesh")
+        num_gpus = _count_gpus() if count_gpus else 0
+        if not num_gpus:  # torch.optim imports it at first use, which takes a second
+            importlib.import_module("torch._dynamo")
+    last_collective = importlib.import_module("shardiff.ranks.torch_notes")
+    last_collective.watch(lambda *call: _this_rank and _this_rank.notes.call(*call), report_phase)
+    return num_gpus
+
+
+@contextmanager
+def no_new_cache() -> Iterator[None]:
+    """torch._dynamo makes a directory when imported, for what it may compile later. Have it take one that exists."""
+    ours = "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    if ours:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.sep
+    yield
+    if ours:
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+
+def _count_gpus() -> int:
+    """The number of GPUs, found in another process: CUDA, once initialized, does not survive a fork."""
+    import torch
+
+    if not (pid := _quiet_fork()):
+        try:
+            os._exit(min(torch.cuda.device_count(), MAX_RANKS))
+        finally:
+            os._exit(0)
+    return max(0, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def _fork(job: Job, control: socket.socket, sockets: list[socket.socket]) -> list[int]:
+    """Start the ranks; their pids."""
+    with suppress(BaseException):  # a rank meets the same error, and shows it
+        importlib.import_module(job.module or "builtins")
+    pids, starter = [], os.getpid()
+    for rank, sock in enumerate(sockets):
+        sock.set_inheritable(False)
+        pids.append(_quiet_fork())
+        if not pids[-1]:
+            try:
+                control.close()
+                for other in sockets[rank + 1 :]:
+                    other.close()
+                when_parent_ends(signal.SIGKILL)
+                if os.getppid() == starter:
+                    _run(rank, sock, job)
+            finally:
+                os._exit(1)
+        sock.close()
+    return pids
+
+
+def _quiet_fork() -> int:
+    """Libraries warn that none of their threads are in a fork. Ranks start their own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return os.fork()
+
+
+def _end(pids: Sequence[int], gone: Sequence[bool]) -> list[int | str | None]:
+    """End the ranks. Their states before: exit code, negative for a signal; "stopped"; None for running."""
+    states: list[int | str | None] = []
+    for pid, exiting in zip(pids, gone, strict=True):
+        until, changed, status = time.monotonic() + 5 * exiting, 0, 0
+        while not changed:
+            changed, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+            if time.monotonic() > until:
+                break
+            time.sleep(0 if changed else 0.002)
+        exited = not os.WIFSTOPPED(status)
+        states.append((os.waitstatus_to_exitcode(status) if exited else "stopped") if changed else None)
+    alive = [pid for pid, state in zip(pids, states, strict=True) if not isinstance(state, int)]
+    for pid in alive:
+        os.kill(pid, signal.SIGKILL)
+    for pid in alive:
+        os.waitpid(pid, 0)
+    with suppress(ChildProcessError):  # raised when none is left
+        while True:  # what ranks had started is this process's child since they are gone
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                for child in psutil.Process().children():
+                    with suppress(psutil.NoSuchProcess):
+                        child.kill()
+                time.sleep(0.002)
+    return states
+
+
+def _run(rank: int, sock: socket.socket, job: Job) -> NoReturn:
+    """A rank: run the function in a process group, send the result, and go when all ranks have theirs."""
+    global _this_rank
+    this = _this_rank = Rank(rank, sock, job.notes)
+    try:
+        this.report_phase("start-up")
+        faulthandler.enable(sock.fileno(), all_threads=False)  # the caller takes what is no message as last words
+        threading.Thread(target=this.obey, daemon=True).start()
+        import torch
+        import torch.distributed as dist
+
+        function, args = pickle.loads(job.payload)
+        device = torch.device("cuda", rank) if job.cuda else torch.device("cpu")
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, num_cores() // job.world_size))
+        this.report_phase("rendezvous")
+        use_loopback()
+        store = dist.FileStore(str(job.store), job.world_size)  # pyright: ignore[reportPrivateImportUsage]
+        with _stderr_in_notes():
+            init_group(device, job.timeout + 300, store=store, rank=rank, world_size=job.world_size)
+        this.report_phase("start-up")
+        result = function(device, *args)
+        this.report_phase("teardown")
+        this.send("result", result)
+        this.released.wait()  # a rank that closes its connections early would disturb those that still use them
+        dist.destroy_process_group()
+        _flush()
+        os._exit(0)
+    except BaseException as error:
+        this.send("error", time.monotonic(), this.notes.now, *report(error, SECONDARY))
+        _flush()
+        threading.Event().wait()  # the caller ends it
+    os._exit(1)
+
+
+@contextmanager
+def _stderr_in_notes() -> Iterator[None]:
+    """Make standard error part of the error, if there is one: when a rank dies, gloo logs it in all others."""
+    saved = os.dup(2)
+    with ExitStack() as stack, open(nameless_file(stack), "w+b") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        except Exception as error:
+            file.seek(0)
+            error.add_note(file.read().decode(errors="replace"))
+            raise
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+def _flush() -> None:
+    """os._exit does not."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def use_loopback() -> None:
+    """Make gloo and NCCL talk and listen on the loopback interface only."""
+    for name in {"lo", "lo0"}.intersection(name for _, name in socket.if_nameindex()):
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
+
+
+def init_group(device: torch.device, timeout: float, **rendezvous: Any) -> None:
+    """The default process group: gloo on CPU, NCCL on CUDA. timeout: seconds that a collective may take."""
+    import torch
+    import torch.distributed as dist
+
+    limit = timedelta(seconds=timeout)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", timeout=limit, device_id=device, **rendezvous)
+    else:
+        dist.init_process_group("gloo", timeout=limit, **rendezvous)
+
+
+def waits(stack: str) -> bool:
+    """Whether the stack is that of a thread that waits for other ranks, or is in C++ where it may."""
+    return "distributed_c10d.py" in stack or ".wait(" in stack or "run_backward(" in stack.splitlines()[-1]

@@ -1,0 +1,1 @@
+"""The machine, streams, interrupts and files; knows no record."""

@@ -1,0 +1,93 @@
+"""What a figure was measured on, so that it never stands alone. Cheap: imports no framework to ask its version."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "optax")
+
+
+def facts() -> dict[str, Any]:
+    """Operating system, processor, cores that this process may use, memory, GPUs, versions, commit and date (UTC)."""
+    return {
+        "os": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": gpus(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in PACKAGES},
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def summary(machine: dict[str, Any]) -> str:
+    """The facts in a line, for a table's foot."""
+    memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
+    versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("torch", "jax"))
+    gpus = "".join(f", {name}" for name in machine["gpus"])
+    return f"{machine['cpu']}, {machine['cores']} cores, {memory}{gpus}; {versions}, Python {machine['python']}"
+
+
+def cpu_model() -> str:
+    """The processor's name as the kernel gives it, else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Cores that this process may run on, which a container or taskset can make fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpus() -> list[str]:
+    """A name for each NVIDIA GPU that nvidia-smi lists; empty where there is none."""
+    lines = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
+    return [line.strip() for line in (lines or "").splitlines() if line.strip()]
+
+
+def num_gpus() -> int:
+    """How many NVIDIA GPUs there are; the device files tell where nvidia-smi is missing, as in some containers."""
+    return max(len(gpus()), len([*Path("/dev").glob("nvidia[0-9]*")]))
+
+
+def version(package: str) -> str | None:
+    """The installed version of a distribution."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def commit() -> str | None:
+    """The checkout's commit, with + where tracked files have changed; None for an installed copy."""
+    root = Path(__file__).resolve().parents[2]
+    top = _output("git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD")
+    if top is None or Path(top.splitlines()[0]).resolve() != root:
+        return None
+    dirty = _output("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no")
+    return top.splitlines()[1] + ("+" if dirty else "")
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints; None if it is not there, fails or takes too long."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,1 @@
+"""What a torch program communicates, seen from outside."""

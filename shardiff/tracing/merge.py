@@ -1,0 +1,199 @@
+"""The calls of all ranks of a torch program as one record per global operation. Needs no torch.
+
+Sends have no order over all ranks, so they get one: a logical clock (Lamport 1978, "Time, clocks, and the ordering of
+events in a distributed system"). A rank's send is one level above all that the rank has sent, received or waited for,
+so that a message is always above what it depends on. Sends of one phase, group and level are one permute: what a
+pipeline sends in one tick. A receive counts where it is waited for, because it can be posted long before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardiff.record import Executions, Record, record
+from shardiff.tracing.calls import Call, Operation, Place, match_collectives, match_messages
+
+
+class MismatchError(ValueError):
+    """Ranks disagree. disagreements: a line for each, naming both sides; records: what they agree on."""
+
+    def __init__(self, disagreements: list[str], records: list[Record]) -> None:
+        super().__init__("\n".join(["the ranks disagree:", *disagreements]))
+        self.disagreements, self.records = disagreements, records
+
+
+def merge(ranks: Sequence[Sequence[Call]]) -> list[Record]:
+    """One record for each global operation, in causal order. ranks[r]: the calls of global rank r, in its order.
+
+    Raises MismatchError where ranks disagree on op, dtype, bytes, shapes, root or order, or a call has no counterpart.
+    In each group, and between each pair of ranks, only the first disagreement is reported, and what follows it there is
+    not compared: the ranks have lost step.
+    """
+    collectives, problems = match_collectives(ranks)
+    sends, received, more = match_messages(ranks)
+    operations = in_causal_order(ranks, collectives | sends, received)
+    records = combine(operations)
+    if problems or more:
+        raise MismatchError(problems + more, records)
+    return records
+
+
+def in_causal_order(
+    ranks: Sequence[Sequence[Call]], operations: dict[Place, Operation], received: dict[Place, Operation]
+) -> list[Operation]:
+    """Give every operation its level, and sort by it: plays the calls of all ranks through, each as far as it can go.
+
+    A rank waits for what it received, and for the other ranks in a collective that is not asynchronous.
+    """
+    clock, position = [0] * len(ranks), [0] * len(ranks)
+    complete: list[Operation] = []
+    seen: set[Place] = set()
+
+    def step(rank: int, patient: bool) -> bool:
+        """Past this rank's next call, or False if it has to wait and is patient enough to."""
+        place = rank, position[rank]
+        call = ranks[rank][position[rank]]
+        awaited = operations.get(place)
+        if place not in seen:
+            seen.add(place)
+            clock[rank] += call.op == "send"
+            if awaited:
+                awaited.level = max(awaited.level, clock[rank])
+                awaited.arrived += 1
+                if awaited.arrived == len(awaited.calls):
+                    complete.append(awaited)
+        if call.op == "wait":
+            of = rank, call.of or 0
+            awaited = received.get(of) or operations.get(of)
+        elif call.is_async:
+            awaited = None
+        if awaited:
+            if awaited.arrived < len(awaited.calls) and patient:
+                return False
+            clock[rank] = max(clock[rank], awaited.level)
+        position[rank] += 1
+        return True
+
+    while unfinished := [rank for rank, calls in enumerate(ranks) if position[rank] < len(calls)]:
+        moved = False
+        for rank in unfinished:
+            while position[rank] < len(ranks[rank]) and step(rank, patient=True):
+                moved = True
+        if not moved:  # they wait for what never comes, which is reported already, or need not really wait
+            for rank in unfinished:
+                step(rank, patient=False)
+    return sorted(complete, key=lambda operation: operation.level)
+
+
+def combine(operations: Iterable[Operation]) -> list[Record]:
+    """One record for each collective, that of sibling groups of a mesh being one, and for each tick's sends."""
+    records: list[Record] = []
+    latest: dict[Any, int] = {}  # where the record is that a sibling may join
+    times: Counter[Any] = Counter()
+    for operation in operations:
+        call = operation.calls[0]
+        if call.op == "barrier":
+            continue
+        if call.op == "send":
+            new = sent_record(call)
+            family = (call.axis, len(call.ranks)) if call.axis else (call.group, call.ranks)
+            key: Any = new.phase, new.dtype, operation.level, family
+        else:
+            new = collective_record(operation.calls)
+            each = replace(new, groups=None)
+            times[each, call.group, call.ranks] += 1
+            key = each, times[each, call.group, call.ranks]
+        at = latest.get(key)
+        joined = None if at is None else join(records[at], new)
+        if at is not None and joined:
+            records[at] = joined
+        else:
+            latest[key] = len(records)
+            records.append(new)
+    return records
+
+
+def join(a: Record, b: Record) -> Record | None:
+    """Two records as one, or None if some rank is in both."""
+    if a.groups and b.groups:
+        ranks = [rank for group in (*a.groups, *b.groups) for rank in group]
+        return replace(a, groups=tuple(sorted((*a.groups, *b.groups)))) if len(ranks) == len(set(ranks)) else None
+    edges = tuple(sorted((*(a.edges or ()), *(b.edges or ()))))
+    if any(len({edge[end] for edge in edges}) < len(edges) for end in (0, 1)):
+        return None  # a permute gives each rank at most one message
+    return replace(
+        a,
+        payload_bytes=max(a.payload_bytes, b.payload_bytes),
+        wire_bytes=max(a.wire_bytes, b.wire_bytes),
+        edges=edges,
+        is_async=a.is_async or b.is_async,
+        source=a.source or b.source,
+        detail=a.detail if a.detail == b.detail else None,
+    )
+
+
+def collective_record(calls: Sequence[Call]) -> Record:
+    """A collective: what the ranks need not agree on is that of the first, and the payload the largest."""
+    call = calls[0]
+    return record(
+        call.op,
+        call.dtype,
+        max(call.payload_bytes for call in calls),
+        len(call.ranks),
+        axis=call.axis,
+        groups=(call.ranks,),
+        phase=call.phase,
+        is_async=any(call.is_async for call in calls),
+        source=call.source,
+        flags=call.flags,
+        parts=call.parts,
+        reduction=call.reduction,
+        detail=next((call.detail for call in calls if call.detail), None),
+    )
+
+
+def sent_record(call: Call) -> Record:
+    """A send as a permute of one edge."""
+    assert call.peer is not None
+    return record(
+        "collective_permute",
+        call.dtype,
+        call.payload_bytes,
+        None,
+        axis=call.axis,
+        edges=((call.rank, call.peer),),
+        phase=call.phase,
+        is_async=call.is_async,
+        source=call.source,
+        flags=call.flags,
+        detail=call.detail,
+    )
+
+
+def own_records(calls: Sequence[Call]) -> list[Record]:
+    """What one rank sees alone. A receive is a permute too, with no bytes on this rank's wire, flagged "received"."""
+    sources = {call.of: call.peer for call in calls if call.op == "wait"}
+    records = []
+    for i, call in enumerate(calls):
+        if call.op == "send":
+            records.append(sent_record(call))
+        elif call.op == "recv":
+            peer = sources.get(i) if call.peer is None else call.peer
+            got = sent_record(replace(call, rank=-1 if peer is None else peer, peer=call.rank))
+            edges = None if peer is None else got.edges
+            records.append(replace(got, wire_bytes=0, edges=edges, flags=(*got.flags, "received")))
+        elif call.op not in ("wait", "barrier"):
+            records.append(collective_record([call]))
+    return records
+
+
+def collapse(records: Iterable[Record]) -> list[Record]:
+    """Equal records as one, with their executions added, at the place of the first: what a training loop repeats."""
+    executions: dict[Record, Executions] = {}
+    for each in records:
+        key = replace(each, executions=Executions())
+        executions[key] = executions[key] + each.executions if key in executions else each.executions
+    return [replace(key, executions=times) for key, times in executions.items()]

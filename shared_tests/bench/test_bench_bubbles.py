@@ -1,0 +1,183 @@
+"""`shardiff bench bubbles`: the bubble of synthetic timelines, and that the recorder sees what the schedule says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.bubbles import bubbles, timeline
+from benchmarks.bubbles.timeline import Event
+from contract.problem import Problem
+from contract.schedule import Action, actions, gpipe, gpipe_bubble_fraction
+from contract.strategy import Run
+
+SMALL = Problem(batch=8, width=16, layers=4)
+SHAPES = [(p, m) for p in (2, 3, 4) for m in (1, 2, 5, 8)]
+
+
+def played(stages, microbatches, forward=100, backward=200, slower=0):
+    """The schedule replayed, with the backward passes of stage 0 shorter by `slower`."""
+    schedule = gpipe(stages, microbatches)
+    taken = {
+        (stage, action): forward if action.kind == "forward" else backward - slower * (stage == 0)
+        for stage in range(stages)
+        for action in actions(schedule, stage)
+    }
+    return timeline.replay(schedule, taken)
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), SHAPES)
+@pytest.mark.parametrize("backward", [100, 200, 317])
+def test_stages_that_are_alike_have_the_closed_form_s_bubble_however_long_a_backward_pass_takes(
+    stages, microbatches, backward
+):
+    events = played(stages, microbatches, backward=backward)
+    assert timeline.bubble(events) == pytest.approx(float(gpipe_bubble_fraction(stages, microbatches)))
+    first, last = timeline.span(events)
+    assert last - first == (microbatches + stages - 1) * (100 + backward)
+
+
+def test_a_stage_with_less_to_do_adds_to_the_bubble():
+    # Stage 1 works 6 units a microbatch, stage 0 works 5 and waits for it: busy 11 m of 2 (6 m + 5).
+    events = played(2, 8, forward=200, backward=400, slower=100)
+    assert timeline.bubble(events) == pytest.approx(1 - 11 * 8 / (2 * (6 * 8 + 5)))
+
+
+def test_waiting_and_sending_are_idle_and_do_not_lengthen_the_span():
+    work = [Event(0, "forward", 0, 10, 20), Event(1, "forward", 0, 20, 30)]
+    extra = [Event(1, "wait", None, 0, 20), Event(0, "send", None, 20, 22), Event(0, "wait", None, 22, 99)]
+    assert timeline.span(work + extra) == (10, 30)
+    assert timeline.bubble(work + extra) == timeline.bubble(work) == 0.5
+    assert timeline.idle(work + extra, 0) == [(20, 30)] and timeline.idle(work, 1) == [(10, 20)]
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), SHAPES)
+def test_the_idle_intervals_are_the_bubble(stages, microbatches):
+    events = played(stages, microbatches)
+    first, last = timeline.span(events)
+    gaps = sum(end - start for rank in range(stages) for start, end in timeline.idle(events, rank))
+    assert gaps / (stages * (last - first)) == pytest.approx(timeline.bubble(events))
+
+
+def test_a_trace_has_a_process_for_each_timeline_and_a_thread_for_each_rank():
+    events = [e._replace(start=e.start + 5_000, end=e.end + 5_000) for e in played(2, 2)]
+    trace = timeline.chrome_trace({"torch": events, "jax": [Event(1, "communication", None, 7, 9, "psum.3")]})
+    assert json.loads(json.dumps(trace)) == trace
+    records = trace["traceEvents"]
+    named = {(r["pid"], r.get("tid")): r["args"]["name"] for r in records if r["ph"] == "M" and "name" in r["args"]}
+    assert named == {(0, None): "torch", (0, 0): "rank 0", (0, 1): "rank 1", (1, None): "jax", (1, 1): "rank 1"}
+    timed = [r for r in records if r["ph"] == "X"]
+    assert len(timed) == 2 * 4 + 1
+    assert timed[0] | {"args": {"microbatch": 0}} == timed[0]
+    assert timed[0]["name"] == "F0" and timed[0]["ts"] == 0 and timed[0]["dur"] == 0.1
+    assert timed[-1]["name"] == "psum.3" and timed[-1]["cat"] == "communication" and timed[-1]["dur"] == 0.002
+
+
+def row(microbatches, seconds, stages=2):
+    run = Run("shard_map", "pipeline_parallel", stages, Problem(32, 16, 4), microbatches=microbatches)
+    return bubbles.jax_row(run, [([seconds], [seconds * 3 / 4], []), ([seconds], [seconds / 4], [])])[0]
+
+
+def test_a_fit_finds_the_work_and_what_a_tick_costs():
+    rows = [row(m, 0.6 * (m + 1) / m + 0.01 * (m + 1)) for m in (1, 2, 4, 8, 16)]
+    [fit] = bubbles.fits(rows)
+    assert fit["work_seconds"] == pytest.approx(0.6) and fit["tick_seconds"] == pytest.approx(0.01)
+    assert fit["worst_residual"] < 1e-9
+    assert bubbles.fits(rows[:2]) == []
+
+
+def test_what_is_lost_in_jax_is_what_the_useful_part_does_not_take():
+    assert row(4, 1.0)["measured"]["median"] == 0.25
+    assert row(4, 1.0)["of_theory"] == pytest.approx(1.25)
+
+
+def test_more_stages_than_cores_are_skipped_with_the_reason(monkeypatch):
+    monkeypatch.setattr(bubbles.machine, "cores", lambda: 2)
+    plan = bubbles.plan([2, 4], [1, 2], ["torch"], SMALL, device="cpu")
+    assert {run.degree for run in plan.runs} == {2}
+    assert plan.skipped == ((4, "4 stages on 2 cores would wait for each other"),)
+    with pytest.raises(ValueError, match="4 stages on 2 cores .* at most 2 stages"):
+        bubbles.plan([4], [1], ["torch"], SMALL, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--stages", "1"], "at least 2 stages"),
+        (["--microbatches", "0"], "microbatches must be at least 1, got 0"),
+        (["--implementation", "peer"], "unknown implementation 'peer'"),
+        (["--layers", "1"], "needs at least 2 layers, got 1"),
+        (["--iterations", "0"], "iterations must be at least 1, got 0"),
+        (["--trace", "no/such/folder/a.json"], "the trace must be a .json file"),
+    ],
+)
+def test_wrong_input_is_refused_in_a_line_before_anything_starts(arguments, reason, capsys, monkeypatch):
+    from benchmarks.commands import bench
+
+    monkeypatch.setattr(bubbles.machine, "cores", lambda: 2)
+    with pytest.raises(SystemExit) as ended:
+        bench(["bubbles", *arguments])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert reason in told and told.count("\n") == 1
+
+
+def record_and_compare(device, run):
+    """A recorded timeline of this rank, and whether gradients and functions are what they were without the recorder."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from benchmarks.bubbles import torch as bubbles_torch
+    from torch_impl import train
+    from torch_impl.explicit import pipeline_parallel
+
+    mesh = init_device_mesh(device.type, (run.degree,), mesh_dim_names=("pp",))
+    params = train.make_params(pipeline_parallel, mesh, run, device)
+    batch = train.make_batch(pipeline_parallel, mesh, run, 0, device)
+    before = pipeline_parallel.forward, torch.Tensor.backward, dist.isend, dist.irecv, dist.all_reduce
+    want_loss, want = pipeline_parallel.loss_and_grads(params, batch, mesh, run)
+    with bubbles_torch.recording(run, dist.get_rank(), device) as events:
+        loss, grads = pipeline_parallel.loss_and_grads(params, batch, mesh, run)
+    same = [torch.equal(a, b) for x, y in zip(grads, want, strict=True) for a, b in zip(x, y, strict=True)]
+    after = pipeline_parallel.forward, torch.Tensor.backward, dist.isend, dist.irecv, dist.all_reduce
+    return events, all(same) and torch.equal(loss, want_loss), before == after
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_the_recorder_sees_the_schedule_and_changes_nothing(pool, microbatches):
+    run = Run("torch", "pipeline_parallel", 2, SMALL, microbatches=microbatches)
+    for rank, (events, same, restored) in enumerate(pool.call(record_and_compare, run, world_size=2)):
+        assert same and restored
+        acted = [Action(e.kind, e.microbatch) for e in events if e.kind in timeline.BUSY]
+        assert acted == actions(gpipe(2, microbatches), rank)
+        assert {e.kind for e in events} == {"forward", "backward", "send", "wait"}
+        assert all(a.end <= b.start for a, b in zip(events, events[1:], strict=False)), "one thing at a time"
+
+
+def test_one_run_of_everything_and_what_it_shows(tmp_path, monkeypatch):
+    from benchmarks.bubbles import view as bubbles_view
+
+    monkeypatch.setattr(bubbles.machine, "cores", lambda: 2)
+    plan = bubbles.plan([2, 3], [4, 1, 2], ["torch", "shard_map"], SMALL, iterations=2, device="cpu", timeout=100)
+    saved = []
+    document = bubbles.measure(plan, lambda so_far: saved.append(json.dumps(so_far, allow_nan=False)))
+    assert json.loads(json.dumps(document)) == json.loads(saved[-1]) and document["complete"]
+    assert [len(json.loads(each)["rows"]) for each in saved] == [1, 2, 3, 4, 5, 6, 6]
+    assert [(row["schedule"], row["implementation"]) for row in document["rows"]][:3] == [
+        ("naive", "torch"), ("naive", "shard_map"), ("gpipe", "torch"),
+    ]  # fmt: skip
+    for row in document["rows"]:
+        assert 0 < row["measured"]["median"] < 1 or row["framework"] == "jax"
+        assert (row["weighted"] is None) == (row["framework"] == "jax")
+    assert {fit["implementation"] for fit in document["fits"]} == {"torch", "shard_map"}
+    for one in document["timelines"]:
+        assert {event[0] for event in one["events"]} == {0, 1}, "all ranks"
+
+    trace = timeline.chrome_trace(bubbles_view.titled(json.loads(saved[-1])))
+    assert {r["cat"] for r in trace["traceEvents"] if r["ph"] == "X"} >= {"forward", "backward", "wait", "send"}
+    bubbles_view.picture(document, tmp_path / "bubbles.png")
+    assert (tmp_path / "bubbles.png").stat().st_size > 10_000
+    assert "3 stages on 2 cores would wait for each other: not measured" in bubbles_view.notes(document)
+    assert len(bubbles_view.table(document).rows) == 6

@@ -1,0 +1,163 @@
+"""What `shardiff hlo` and `shardiff targets` print, a record in a line, and the facts of a machine that lacks some."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import diff_strategies as diff
+from contract import cost
+from shardiff.cli import main as cli
+from shardiff.compiling.hardware import FAMILIES
+from shardiff.diff import record_view
+from shardiff.diff.rules import align
+from shardiff.hlo import read_file
+from shardiff.record import Executions, Record, record, totals
+from shardiff.system import machine, words
+
+CASES = Path(__file__).parents[1] / "tool" / "hlo_cases"
+ONE, OTHER = CASES / "all_reduce_listed_groups.hlo.txt", CASES / "all_reduce_start_done.hlo.txt"
+
+
+def test_hlo_prints_a_line_of_json_for_each_file_that_can_be_read_and_names_the_other(capsys):
+    assert cli.main(["hlo", "--json", str(ONE), str(CASES / "bad_empty.hlo.txt"), str(OTHER)]) == 2
+    out, err = capsys.readouterr()
+    documents = [json.loads(line) for line in out.splitlines()]
+    assert err.startswith("shardiff: ") and "bad_empty.hlo.txt" in err and err.count("\n") == 1
+    for file, document in zip((ONE, OTHER), documents, strict=True):
+        module = read_file(file)
+        assert (document["file"], document["module"]) == (str(file), module.name)
+        assert (document["num_devices"], document["totals"]) == (module.num_devices, totals(module.collectives))
+        assert [Record.from_json(fields) for fields in document["collectives"]] == module.collectives
+
+
+def test_hlo_shows_a_table(capsys):
+    module = read_file(ONE)
+    assert cli.main(["hlo", str(ONE)]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and out.startswith(f"{ONE}: module {module.name}, {module.num_devices} devices\n")
+    assert all(f" {one.op} " in out and words.size(one.payload_bytes) in out for one in module.collectives)
+    assert out.endswith(f"{record_view.summary(module.collectives)}\n")
+
+
+def test_targets_has_a_line_for_every_family_with_its_memory(capsys):
+    assert cli.main(["targets"]) == 0
+    out = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in out.splitlines() if line.split()[:1] and line.split()[0] in FAMILIES}
+    assert list(lines) == list(FAMILIES)
+    for name, family in FAMILIES.items():
+        assert all(example in lines[name] for example in family.examples)
+        assert not family.memory or words.size(family.memory) in lines[name]
+        assert "installed" in lines[name] or 'pip install "shardiff[compilers]"' in lines[name]
+
+
+def test_sizes_have_three_digits_and_a_unit():
+    sizes = {
+        0: "0 B",
+        999: "999 B",
+        1000: "1 kB",
+        1_050_000: "1.05 MB",
+        999_600: "1 MB",
+        4e9: "4 GB",
+        12e15: "1.2e+04 TB",
+    }
+    assert {count: words.size(count) for count in sizes} == sizes
+
+
+def test_how_often_among_whom_and_where_in_a_few_characters():
+    def one(op="all_reduce", times=(1, 1), **rest):
+        return record(op, "float32", 64, rest.pop("n", 4), executions=Executions(*times), **rest)
+
+    assert [record_view.times(one(times=t)) for t in ((7, 7), (0, 1), (2, None))] == ["7", "0..1", "2.."]
+    permute = one("collective_permute", n=None, edges=tuple((i, i + 1) for i in range(6)))
+    groups = one(n=2, groups=((0, 1), (2, 3)), axis="tp")
+    assert [record_view.group(r) for r in (one(), groups, permute)] == ["4", "tp 2 of 2", "0>1 1>2 2>3 3>4 +2"]
+    below = os.path.join(os.getcwd(), "a", "b.py:3")
+    assert [record_view.place(p) for p in (None, below, "/x/y/z/a/b.py:3")] == ["", "a/b.py:3", "z/a/b.py:3"]
+    assert record_view.summary([]) == "no communication"
+    assert (
+        record_view.summary([one(times=(1, 3))])
+        == "in one step: 1 to 3 calls, payload 64 B to 192 B, a rank sends 96 B to 288 B"
+    )
+    assert (
+        record_view.summary([one(times=(1, None))])
+        == "in one step: 1 or more calls, payload 64 B or more, a rank sends 96 B or more"
+    )
+
+
+def test_facts_that_a_machine_lacks_are_empty_and_never_an_error(monkeypatch, tmp_path):
+    def absent(*_, **__):
+        raise OSError("no such file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", absent)
+        assert machine.cpu_model()  # by another way
+    monkeypatch.setenv("PATH", str(tmp_path))  # neither nvidia-smi nor git
+    assert (machine.gpus(), machine.commit()) == ([], None)
+    assert machine.num_gpus() == len([*Path("/dev").glob("nvidia[0-9]*")])
+    assert machine.version("no-such-distribution") is None
+    assert set(machine.facts()) == {
+        "os",
+        "cpu",
+        "cores",
+        "memory_bytes",
+        "gpus",
+        "python",
+        "versions",
+        "commit",
+        "date",
+    }
+
+
+@pytest.mark.parametrize("body", ["exit 1", "printf 'One GPU, 1 MiB\\nOther GPU, 2 MiB\\n'"])
+def test_gpus_are_what_nvidia_smi_lists(body, monkeypatch, tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert machine.gpus() == ([] if "exit" in body else ["One GPU, 1 MiB", "Other GPU, 2 MiB"])
+    assert machine.num_gpus() >= len(machine.gpus())
+
+
+def test_a_commit_with_changes_is_marked(monkeypatch, tmp_path):
+    def git(*arguments):
+        named = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", "-C", str(tmp_path), *named, *arguments], check=True, capture_output=True)
+
+    monkeypatch.setattr(machine, "__file__", str(tmp_path / "shardiff" / "system" / "machine.py"))
+    git("init", "--quiet")
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "--quiet", "-m", "a")
+    clean = machine.commit()
+    (tmp_path / "a").write_text("2")
+    assert clean and len(clean) == 40 and machine.commit() == f"{clean}+"
+
+
+def test_the_table_of_a_diff_has_its_rows_totals_rules_and_what_the_device_does(monkeypatch, capsys, tmp_path):
+    def compute(pairs, precision, told, timeout):
+        found = []
+        for run, target in pairs:
+            written = cost.communication(replace(run, implementation="torch"))
+            told(f"{run.strategy} for {target}")
+            memory, traced = {"arguments": 5_000_000}, run.degree <= diff.MOST_TRACED
+            rows = align(written, written[1:])
+            found.append(diff.Diff(run, str(target), written, traced, written[1:], written, memory, rows))
+        return found
+
+    monkeypatch.setattr(diff, "compute", compute)
+    picture = tmp_path / "p.png"
+    arguments = ["data_parallel", "tensor_parallel", "--width", "64", "--picture", str(picture)]
+    assert cli.main(["diff", *arguments, "--target", "cpu:4", "--target", "v5e:8x4"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "" and max(map(len, out.splitlines())) <= 140
+    assert out.count("only explicit") >= 4 and out.count("memory of a device: arguments 5 MB") == 4
+    assert out.count("written, traced") == 2 and out.count("too many ranks to run here") == 2
+    assert "tensor_parallel, annotated, for v5e:8x4 (tp=32): batch 128, width 64, 4 layers, float32" in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p_data_parallel.png", "p_tensor_parallel.png"]
+    assert cli.main(["diff", "tensor_parallel", "--width", "64", "--fail-on", "unexplained"]) == 1

@@ -1,0 +1,1 @@
+"""Strategies and implementations against the reference."""

@@ -1,0 +1,251 @@
+"""All three implementations of every strategy equal the one reference, number by number.
+
+A run's result is computed once and looked at by several tests. `evidence.failures` says which claim does not hold, and
+in which tensor it is furthest off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract import proof
+from contract.optimizer import OPTIMIZERS
+from contract.problem import DTYPES, Problem
+from contract.strategy import IMPLEMENTATIONS, STRATEGIES, Run
+from shared_tests import evidence
+from shared_tests.on_ranks import loss_alone, train_with_buckets
+
+SIZES = Problem(batch=12, width=8, layers=4)
+DEGREES = (1, 2, 4)
+
+
+def make(implementation: str, strategy: str, degree: int, dtype: str = "float64", optimizer: str = "adamw", **rest):
+    sizes = {key: rest.pop(key) for key in ("batch", "width", "layers") if key in rest}
+    problem = replace(SIZES, dtype=dtype, **sizes)
+    return Run(implementation, strategy, degree, problem, optimizer, device="cpu", **{"microbatches": 3, **rest})
+
+
+CASES = [
+    make(implementation, strategy, degree, dtype, optimizer)
+    for implementation in IMPLEMENTATIONS
+    for strategy, degree in [("single_device", 1), *product(STRATEGIES, DEGREES)]
+    for dtype, optimizer in product(DTYPES, OPTIMIZERS)
+]
+
+
+def each(runs):
+    return pytest.mark.parametrize("run", runs, ids=evidence.label)
+
+
+@pytest.fixture(scope="session")
+def failures(execute, reference_of):
+    """A function: what a run's result does not hold to, as lines."""
+
+    def of(run: Run) -> list[str]:
+        own = execute(evidence.single_device(run)) if run.problem.dtype == "bfloat16" else None
+        return evidence.failures(run, execute(run), reference_of(run), own)
+
+    return of
+
+
+@each(CASES)
+def test_a_run_equals_the_reference(run, failures):
+    assert failures(run) == []
+
+
+@each([run for run in CASES if run.problem.dtype == "float64" and run.degree > 1])
+def test_a_run_equals_the_reference_after_every_step(run, failures):
+    assert [failures(replace(run, steps=steps)) for steps in (1, 2)] == [[], []]
+
+
+@each([run for run in CASES if run.strategy == "single_device" and run.problem.dtype == "bfloat16"])
+def test_bfloat16_on_one_device_is_off_by_roundoff(run, execute, reference_of):
+    errors = proof.distances(execute(run), reference_of(run))
+    assert all(1e-5 < errors[claim] < 16 * proof.BFLOAT16_ROUNDOFF for claim in proof.CLAIMS), errors
+
+
+@each([run for run in CASES if run.optimizer == "sgd"])
+def test_rank_r_holds_the_same_shard_on_every_side(run, execute):
+    got = execute(run)
+    assert evidence.misplaced(run, got) == []  # shape, dtype, bytes and bits, from the layout
+    for other in IMPLEMENTATIONS:
+        theirs = execute(replace(run, implementation=other))
+        for mine, his in zip(got.shards, theirs.shards, strict=True):
+            assert {n: replace(s, digests=s.digests[:1]) for n, s in mine.items()} == {
+                n: replace(s, digests=s.digests[:1]) for n, s in his.items()
+            }, other
+
+
+@each([run for run in CASES if run.degree > 1 and run.strategy in ("data_parallel", "megatron_tensor_parallel")])
+def test_replicas_are_bit_equal_after_every_step(run, execute):
+    names = {"data_parallel": {"w0", "b3"}, "megatron_tensor_parallel": {"b1", "b3"}}[run.strategy]
+    shards = execute(run).shards
+    for name in names:
+        first, *others = [shards[rank][name].digests for rank in range(run.degree)]
+        assert others == [first] * (run.degree - 1), name
+        assert len(set(first)) == run.steps + 1  # and every step changes them
+    assert proof.differing_replicas(run, execute(run)) == []  # nor any other
+
+
+@each([run for run in CASES if (run.problem.dtype, run.optimizer) == ("float64", "sgd")])
+def test_the_loss_without_gradients_is_the_same_on_every_rank(run, pool, reference_of):
+    want = reference_of(run).losses[0]
+    if run.implementation == "torch":
+        losses = pool.call(loss_alone, run, world_size=run.degree)
+        assert losses == [losses[0]] * run.degree
+    else:
+        losses = [loss_in_jax(run)]
+    assert losses[0] == pytest.approx(want, rel=1e-12)
+
+
+UNEVEN = [(10, 4), (5, 4), (7, 2), (4, 4), (2, 2)]
+
+
+@each(
+    [
+        make(implementation, "data_parallel", degree, batch=batch)
+        for implementation in IMPLEMENTATIONS
+        for batch, degree in UNEVEN
+    ]
+)
+def test_data_parallel_is_exact_for_any_batch(run, failures):
+    assert failures(run) == []
+
+
+@each([make("torch", "data_parallel", n, dtype, overlap=False) for n in DEGREES for dtype in DTYPES])
+def test_naive_data_parallel_equals_the_reference(run, failures):
+    assert failures(run) == []
+
+
+@each([make("torch", "data_parallel", 2, dtype) for dtype in DTYPES])
+def test_overlap_changes_no_bit_between_two_ranks(run, execute):
+    assert different(execute(run), execute(replace(run, overlap=False))) == []  # a + b = b + a, whatever is in between
+
+
+@pytest.mark.parametrize("limit", [1, 64, 600, 1 << 30])
+@each([make("torch", "data_parallel", 4, "float64", batch=10)])
+def test_data_parallel_does_not_depend_on_the_size_of_its_buckets(run, limit, pool, reference_of):
+    from torch_impl import train
+
+    ranks = pool.call(train_with_buckets, run, limit, world_size=run.degree)
+    assert evidence.failures(run, train.assemble(run, ranks), reference_of(run)) == []
+
+
+PIPELINES = [  # stages, layers, batch, microbatches
+    (1, 4, 12, 4),
+    (1, 5, 10, 3),  # uneven microbatches
+    (2, 4, 12, 1),
+    (2, 4, 12, 4),
+    (2, 5, 10, 4),  # stages of 3 and 2 layers, microbatches of 3 and 2
+    (2, 4, 3, 3),  # microbatches of one sample
+    (4, 4, 12, 1),
+    (4, 4, 12, 2),  # fewer than stages
+    (4, 4, 12, 6),  # more
+    (4, 7, 10, 4),  # stages of 2 layers and 1
+]
+
+
+@each(
+    [
+        make(implementation, "pipeline_parallel", stages, layers=layers, batch=batch, microbatches=microbatches)
+        for implementation in IMPLEMENTATIONS
+        for stages, layers, batch, microbatches in PIPELINES
+    ]
+)
+def test_a_pipeline_is_exact_for_any_stages_and_microbatches(run, failures):
+    assert failures(run) == []
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_loss_and_gradients_do_not_depend_on_the_number_of_microbatches(implementation, execute):
+    results = {m: execute(make(implementation, "pipeline_parallel", 4, microbatches=m)) for m in (1, 2, 3, 6)}
+    for m, got in results.items():
+        assert max(proof.distances(got, results[1]).values()) < 1e-13, f"{m} microbatches and 1"
+
+
+@each(
+    [make("torch", "pipeline_parallel", n, dtype, microbatches=1) for n in DEGREES for dtype in DTYPES]
+    + [make("shard_map", "pipeline_parallel", 1, dtype, microbatches=1) for dtype in DTYPES]
+)
+def test_a_pipeline_with_one_microbatch_is_bit_equal_to_a_single_device(run, execute):
+    assert different(execute(run), execute(evidence.single_device(run))) == []
+
+
+@each([make("shard_map", "pipeline_parallel", n, dtype, microbatches=1) for n in (2, 4) for dtype in DTYPES])
+def test_a_compiled_pipeline_with_one_microbatch_has_bit_equal_loss_and_gradients(run, execute):
+    # The update is compiled anew for the shapes of a stage, and may fuse multiplication and addition elsewhere.
+    run = replace(run, steps=1)
+    assert {"losses", "grads"}.isdisjoint(different(execute(run), execute(evidence.single_device(run))))
+
+
+def loss_in_jax(run: Run) -> float:
+    import jax
+
+    from jax_impl import train
+    from shardiff.ranks import jax_devices as devices
+
+    strategy = train.load(run)
+    with jax.enable_x64(True):
+        mesh = train.make_mesh(run, devices.devices(run.degree, "cpu"))
+        params, batch = train.make_params(strategy, mesh, run), train.make_batch(strategy, mesh, run, 0)
+        return float(jax.jit(lambda params, batch: strategy.loss(params, batch, mesh, run))(params, batch))
+
+
+def different(one, other) -> list[str]:
+    """The fields that differ in any bit, but grad_norms: it is summed over ranks."""
+
+    def flat(layers):
+        return [array for layer in layers for array in layer]
+
+    pairs = {
+        "losses": ([one.losses], [other.losses]),
+        "grads": (flat(one.grads), flat(other.grads)),
+        "params": (flat(one.params), flat(other.params)),
+        **{s: (flat(one.optimizer_state[s]), flat(v)) for s, v in other.optimizer_state.items()},
+    }
+    return [name for name, (a, b) in pairs.items() if not all(map(np.array_equal, a, b))]
+
+
+@st.composite
+def small_runs(draw, implementation, strategy):
+    degree = draw(st.sampled_from((2, 4, 1)))  # simplest first
+    batch, width, layers = draw(st.integers(1, 9)), draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    if strategy == "data_parallel":
+        batch = max(batch, degree)
+    elif strategy == "pipeline_parallel":
+        layers = max(layers, degree)
+    else:
+        width *= degree
+        layers += layers % 2 if strategy == "megatron_tensor_parallel" else 0
+    microbatches = draw(st.integers(1, min(batch, 5)))
+    optimizer = draw(st.sampled_from(OPTIMIZERS))
+    sizes = Problem(batch, width, layers, "float64", seed=draw(st.integers(0, 3)))
+    return Run(implementation, strategy, degree, sizes, optimizer, 2, microbatches, device="cpu")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("implementation", "examples"), [("torch", 12), ("shard_map", 4), ("annotated", 4)])
+def test_every_run_that_can_work_equals_the_reference(implementation, strategy, examples, execute, reference_of):
+    @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+    @given(small_runs(implementation, strategy))
+    def equal(run):
+        assert evidence.failures(run, execute(run), reference_of(run)) == []
+
+    equal()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("strategy", ("single_device", *STRATEGIES))
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_gpu_equals_the_reference(implementation, strategy, dtype, execute_on_gpu, reference_of):
+    problem = Problem(batch=64, width=256, layers=4, dtype=dtype)
+    run = Run(implementation, strategy, 1, problem, "adamw", 3, 4, device="cuda")
+    own = execute_on_gpu(evidence.single_device(run)) if dtype == "bfloat16" else None
+    assert evidence.failures(run, execute_on_gpu(run), reference_of(run), own) == []

@@ -1,0 +1,219 @@
+"""What XLA derives, beside what is written: for each strategy and target, all of it the same or under a named rule."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from contract import cost
+from contract.problem import Problem
+from contract.strategy import STRATEGIES, Run
+from jax_impl import compiled as targets
+from shardiff import hlo
+from shardiff.cli import main as cli
+from shardiff.compiling.hardware import has_compiler, parse
+from shardiff.diff.rules import WHY, align, step_bytes, unexplained
+from shared_tests.tool.test_hlo_text import assert_same_instructions
+
+# What every diff comes to at width 1024, batch 256, 4 layers (8 for the pipeline): how many rows under which rules.
+COMBINED = {("combined", "moved"): 1}
+SAME_TP = {(): 7}
+SAME_MEGATRON = {(): 3}
+TICKS = ("loop", "bubble_ticks")
+TICKS_BF16 = ("loop", "dtype", "bubble_ticks")
+GOLDEN = {
+    ("data_parallel", "cpu:8"): COMBINED,
+    ("data_parallel", "h100:8"): COMBINED,
+    ("data_parallel", "v5e:2x4"): COMBINED,
+    ("tensor_parallel", "cpu:8"): {
+        (): 3,
+        ("unfused_reduce_scatter",): 2,
+        ("unfused_reduce_scatter", "combined", "moved"): 1,
+    },
+    ("tensor_parallel", "h100:8"): SAME_TP,
+    ("tensor_parallel", "v5e:2x4"): {(): 4, ("dtype", "gathered_again"): 2, ("dtype",): 1},
+    ("megatron_tensor_parallel", "cpu:8"): SAME_MEGATRON,
+    ("megatron_tensor_parallel", "h100:8"): SAME_MEGATRON,
+    ("megatron_tensor_parallel", "v5e:2x4"): SAME_MEGATRON,
+    ("pipeline_parallel", "cpu:8"): {(): 1, TICKS: 2},
+    ("pipeline_parallel", "h100:8"): {(): 1, TICKS: 2},
+    ("pipeline_parallel", "v5e:2x4"): {(): 1, TICKS: 1, TICKS_BF16: 1},
+}
+
+
+def needs_compiler(target: str) -> None:
+    if not has_compiler(parse(target).kind):
+        pytest.skip(f"the compiler for {target} is not installed; extra: compilers")
+
+
+def written_and_derived(run: Run, target: str):
+    compiled = targets.compile(run, parse(target))
+    assert_same_instructions(compiled.hlo)
+    return cost.communication(replace(run, implementation="torch")), hlo.read(compiled.hlo).collectives
+
+
+@pytest.mark.parametrize(("strategy", "target"), GOLDEN)
+def test_every_difference_of_annotated_code_is_under_a_rule(strategy, target):
+    needs_compiler(target)
+    problem = Problem(256, 1024, 8 if strategy == "pipeline_parallel" else 4)
+    written, derived = written_and_derived(Run("annotated", strategy, 8, problem), target)
+    rows = align(written, derived)
+    assert unexplained(rows) == 0
+    assert Counter(row.rules for row in rows) == GOLDEN[strategy, target]
+    assert sum(row.bytes["explicit"] for row in rows) == step_bytes(written)
+    assert sum(row.bytes["derived"] for row in rows) == step_bytes(derived)
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_shard_map_compiles_to_the_predicted_bytes_exactly(strategy, degree):
+    """Not a byte more or less, and the very same collectives but for what the compiler combines into one."""
+    problem = Problem(24, 32, 8)
+    written, derived = written_and_derived(Run("shard_map", strategy, degree, problem, microbatches=3), f"cpu:{degree}")
+    assert step_bytes(derived) == step_bytes(written)
+    assert {rule for row in align(written, derived) for rule in row.rules} <= {"combined", "moved"}
+    if strategy != "data_parallel":
+        assert {row.verdict for row in align(written, derived)} == {"same"}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_shard_map_on_h100_communicates_what_is_written(strategy):
+    needs_compiler("h100:8")
+    written, derived = written_and_derived(Run("shard_map", strategy, 8, Problem(64, 512, 8)), "h100:8")
+    assert step_bytes(derived) == step_bytes(written) and unexplained(align(written, derived)) == 0
+
+
+@pytest.mark.parametrize(
+    "target", ["a100:8", "h200:2x8", "b200:8", "v4:2x2x2", "v5p:2x2x2", "v6e:2x4", "tpu7x:2x2x1", "v3:2x2"]
+)
+def test_on_every_other_target_the_reader_sees_what_xlas_parser_sees_and_no_row_is_unexplained(target):
+    needs_compiler(target)
+    degree = parse(target).num_devices
+    written, derived = written_and_derived(Run("annotated", "tensor_parallel", degree, Problem(256, 1024, 4)), target)
+    assert unexplained(align(written, derived)) == 0
+
+
+def test_on_cpu_a_reduce_scatter_is_an_all_reduce_of_twice_the_wire_bytes():
+    written, derived = written_and_derived(Run("annotated", "tensor_parallel", 8, Problem(256, 1024, 4)), "cpu:8")
+    assert [r.op for r in written].count("reduce_scatter") == 3 and all(r.op != "reduce_scatter" for r in derived)
+    for row in align(written, derived):
+        if row.rules == ("unfused_reduce_scatter",):
+            assert row.bytes["derived"] == 2 * row.bytes["explicit"] and "twice the wire bytes" in row.why
+
+
+def test_with_precision_highest_a_tpu_gathers_in_float32():
+    needs_compiler("v5e:2x4")
+    run = Run("shard_map", "tensor_parallel", 8, Problem(256, 1024, 2))
+    compiled = targets.compile(run, parse("v5e:2x4"), "highest")
+    gathers = [r for r in hlo.read(compiled.hlo).collectives if r.op == "all_gather"]
+    assert gathers and {r.dtype for r in gathers} == {"float32"}
+
+
+def test_the_pipeline_of_annotations_has_a_formula_of_its_own():
+    run = Run("annotated", "pipeline_parallel", 4, Problem(24, 32, 4), microbatches=3)
+    derived = hlo.read(targets.compile(run, parse("cpu:4")).hlo).collectives
+    assert step_bytes(derived) == step_bytes(cost.communication(run))
+
+
+@pytest.fixture(scope="module")
+def output() -> dict:
+    """The JSON of a real diff: processes traced, a program compiled."""
+    command = [sys.executable, "-m", "shardiff", "diff", "tensor_parallel", "--degree", "2", "--json"]
+    sizes = ["--width", "16", "--batch", "8", "--implementation", "shard_map", "--fail-on", "extra-bytes"]
+    done = subprocess.run([*command, *sizes], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def test_json_has_the_schema(output):
+    assert list(output) == [
+        "strategy",
+        "implementation",
+        "target",
+        "mesh",
+        "explicit",
+        "derived",
+        "closed_form",
+        "rows",
+        "unexplained",
+    ]
+    assert (output["strategy"], output["implementation"]) == ("tensor_parallel", "shard_map")
+    assert (output["target"], output["mesh"], output["unexplained"]) == ("cpu:2", {"tp": 2}, 0)
+    assert {"verdict", "rule", "explicit", "derived", "bytes", "why"} == set(output["rows"][0])
+    assert {"records", "totals"} <= set(output["explicit"]) & set(output["derived"]) & set(output["closed_form"])
+
+
+def test_explicit_is_traced_and_all_three_columns_agree(output):
+    assert output["explicit"]["traced"] is True
+    columns = [output[name]["totals"]["wire_bytes"] for name in ("explicit", "derived", "closed_form")]
+    assert columns[0] == columns[1] == columns[2]
+    assert all("torch_impl/explicit/tensor_parallel.py:" in r["source"] for r in output["explicit"]["records"])
+
+
+def test_two_files_are_compared(output, tmp_path, capsys):
+    """What trace and hlo print is what diff reads."""
+    one, other = tmp_path / "trace.json", tmp_path / "hlo.json"
+    one.write_text(json.dumps({"program": "p", "records": output["explicit"]["records"]}))
+    other.write_text(json.dumps({"module": "m", "collectives": output["derived"]["records"][1:]}))
+    assert cli.main(["diff", str(one), str(one), "--fail-on", "unexplained", "--json"]) == 0
+    assert {row["verdict"] for row in json.loads(capsys.readouterr().out)["rows"]} == {"same"}
+    assert cli.main(["diff", str(one), str(other)]) == 0
+    assert "only explicit" in capsys.readouterr().out
+    assert cli.main(["diff", str(one), str(other), "--fail-on", "unexplained"]) == 1
+    assert cli.main(["diff", str(one), str(other), "--fail-on", "extra-bytes"]) == 0
+    assert cli.main(["diff", str(other), str(one), "--fail-on", "extra-bytes"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["diff", "zero"], "unknown strategy 'zero'; known: data_parallel, "),
+        (["diff", "tensor_parallel", "--implementation", "torch"], "unknown implementation 'torch' to diff torch with"),
+        (["diff", "tensor_parallel", "--target", "h300:8"], "unknown target 'h300'; known: cpu, "),
+        (["diff", "tensor_parallel", "--target", "cpu:2", "--degree", "4"], "degree 4 needs 4 devices, cpu:2 has 2"),
+        (["diff", "tensor_parallel", "--degree", "0"], "degree must be at least 1, got 0"),
+        (["diff", "tensor_parallel", "--mesh", "dp=4"], "the mesh of tensor_parallel has one axis: tp=N, got 'dp=4'"),
+        (["diff", "tensor_parallel", "--mesh", "tp=4", "--degree", "2"], "mesh tp=4 and degree 2 do not agree"),
+        (["diff", "tensor_parallel", "--width", "10"], "needs a width divisible by its degree: width 10, degree 4"),
+        (["diff", "tensor_parallel", "--precision", "low"], "unknown precision 'low'; known: default, highest"),
+        (["diff", "tensor_parallel", "--fail-on", "x"], "unknown fail-on 'x'; known: unexplained, extra-bytes"),
+        (["diff", "tensor_parallel", "--picture", "x.pdf"], "the picture must be a .png file in a folder that exists"),
+        (["diff", "a", "b", "c"], "unknown strategy 'a'; known: data_parallel, "),
+        (["diff", "nowhere.json", "nowhere.json"], "nowhere.json: no such file"),
+        (["diff", __file__, __file__], "give the JSON of one program, as shardiff trace or hlo print with --json"),
+    ],
+)
+def test_a_wrong_input_is_one_line_and_status_2(arguments, message, capsys):
+    assert cli.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1 and message in shown.err
+
+
+def test_records_that_are_none_are_refused(tmp_path, capsys):
+    for content in ("[1]", "{}", '{"records": [3]}', '{"records": [{"op": 1}]}', '{"records": 1}', "[" * 100_000):
+        file = tmp_path / "a.json"
+        file.write_text(content)
+        assert cli.main(["diff", str(file), str(file)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_picture_is_drawn(tmp_path):
+    from benchmarks import diff_view
+    from benchmarks.diff_strategies import Diff
+
+    run = Run("annotated", "data_parallel", 4, Problem(8, 16, 2))
+    written = cost.communication(replace(run, implementation="torch"))
+    diff_view.picture([Diff(run, "cpu:4", written, True, written, written, {}, [])], tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_explains_every_rule():
+    from pathlib import Path
+
+    page = (Path(__file__).parents[2] / "docs" / "diff.md").read_text(encoding="utf-8")
+    assert [rule for rule in WHY if f"| {rule.replace('_', ' ')} |" not in page] == []

@@ -1,0 +1,82 @@
+"""Ctrl-C ends a command wherever it comes, quietly, and leaves nothing running."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from shardiff.system.interrupt import deferred_interrupts, reliable_interrupts
+
+
+def _xla_gc_callback():
+    """As jax's: called where an exception is lost."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except BaseException as error:
+        pytest.fail(f"raised where it is lost: {error!r}")
+
+
+def test_an_interrupt_comes_at_once():
+    with pytest.raises(KeyboardInterrupt), reliable_interrupts():
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("went on")
+
+
+def test_an_interrupt_in_a_callback_that_would_swallow_it_comes_a_moment_later():
+    with pytest.raises(KeyboardInterrupt), reliable_interrupts():
+        _xla_gc_callback()
+        time.sleep(10)
+        pytest.fail("went on")
+
+
+def test_a_deferred_interrupt_comes_at_the_end_of_the_block():
+    done = []
+    with pytest.raises(KeyboardInterrupt), reliable_interrupts(), deferred_interrupts():
+        signal.raise_signal(signal.SIGINT)
+        done.append("block")
+    assert done == ["block"]
+
+
+def test_an_ignored_interrupt_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with reliable_interrupts(), deferred_interrupts():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def jax_starts(process: psutil.Process) -> bool:
+    return any("jaxlib" in library.path for library in process.memory_maps())
+
+
+def ranks_work(process: psutil.Process) -> bool:
+    for child in process.children():
+        with suppress(psutil.NoSuchProcess):  # the command starts others that end soon
+            if child.children():
+                return True
+    return False
+
+
+@pytest.mark.parametrize("reached", [jax_starts, ranks_work])
+def test_an_interrupted_check_is_quiet_and_leaves_no_process(reached):
+    command = [sys.executable, "-m", "shardiff", "check", "--width", "8", "--steps", "1000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            watched = psutil.Process(process.pid)
+            while not reached(watched):
+                assert process.poll() is None
+                time.sleep(0.05)
+            children = watched.children(recursive=True)
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=30) == ("", "")
+            assert process.returncode == 130
+            assert psutil.wait_procs(children, timeout=10)[1] == []
+        finally:
+            process.kill()

@@ -1,0 +1,1 @@
+"""The strategies, with every collective written."""
