@@ -17,7 +17,9 @@ from contract.layout import layout, merge, names, owned
 from contract.optimizer import SLOTS, AdamW, Sgd
 from contract.problem import Batch, Layer
 from contract.strategy import AXES, Run, RunResult, Shard
-from shardiff.ranks.torch_pool import Workers, report_phase, run_on_ranks
+from shardiff.ranks.rank import report_phase
+from shardiff.ranks.supervisor import Workers
+from shardiff.ranks.torch_pool import run_on_ranks
 
 STATE_KEYS = {"momentum": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}  # our slots -> torch.optim's
 

@@ -22,7 +22,7 @@ from benchmarks.bubbles.timeline import Event
 from contract.problem import Layer
 from contract.schedule import actions, gpipe
 from contract.strategy import Run
-from shardiff.ranks.torch_pool import report_phase
+from shardiff.ranks.rank import report_phase
 from torch_impl import train
 from torch_impl.explicit import pipeline_parallel
 

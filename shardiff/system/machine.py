@@ -54,6 +54,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def threads(num_ranks: int) -> int:
+    """The threads that each of so many ranks on this machine computes with: OMP_NUM_THREADS, else its share of cores.
+
+    Raises ValueError if OMP_NUM_THREADS is no number."""
+    return int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // num_ranks))
+
+
 def gpus() -> list[str]:
     """A name for each NVIDIA GPU that nvidia-smi lists; empty where there is none."""
     lines = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")

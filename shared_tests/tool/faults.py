@@ -129,21 +129,20 @@ def after(owner, name, where):
 
 
 if fault["target"] in ("rank", "command"):
-    from shardiff.ranks import processes
+    from shardiff.ranks import notes
 
-    worker = "shardiff.ranks." + fault["framework"] + "_rank"
+    ranks = {"torch": "shardiff.ranks.torch_starter", "jax": "shardiff.ranks.jax_rank"}[fault["framework"]]
     after(
-        processes.Notes,
+        notes.Notes,
         "phase",
-        lambda notes, phase: worker in sys.modules
-        and (notes.start // processes.SIZE, phase) == (fault["rank"], fault["phase"]),
+        lambda own, phase: ranks in sys.modules and (own.start // notes.SIZE, phase) == (fault["rank"], fault["phase"]),
     )
 elif fault["target"] == "starter" and "start_ranks" in " ".join(sys.orig_argv):
     if fault["phase"] == "start-up":
         fail()
-    from shardiff.ranks import torch_rank as worker
+    from shardiff.ranks import torch_starter
 
-    after(worker, "_fork", lambda *_: True)
+    after(torch_starter, "_fork", lambda *_: True)
 elif fault["target"] == "process":
     from contract.problem import Problem
 
