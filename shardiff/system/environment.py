@@ -32,7 +32,7 @@ def check(jax: bool = False) -> None:
 
 @functools.cache
 def jax_flaw(given: tuple[tuple[str, str], ...]) -> str | None:
-    """Why jax cannot start in such an environment, in one line; None if it can. Another process tries: XLA may abort."""
+    """Why jax cannot start in such an environment, in one line; None if it can. XLA may abort, so a process tries."""
     command = [sys.executable, "-P", "-c", "import jax; jax.devices('cpu')"]  # -P: whatever the current directory holds
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     if done.returncode == 0:
