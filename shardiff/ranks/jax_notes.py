@@ -1,12 +1,13 @@
-"""What a rank notes while it works: the compiled program that it runs, and whether it compiles or runs.
+"""What a JAX rank notes while it works: the compiled program that it runs, and whether it compiles or runs.
 
-A step of JAX is one program, and XLA alone knows how far it has come. What can be told of it is its name, the number of
-the call, counted over all programs of the rank, and which collectives it holds, read once from its text when it is
-compiled. Takes a microsecond a call. Seen are programs that are compiled ahead of time, `jit(f).lower(...).compile()`,
-as everything that we measure is; not those that a call of `jit(f)` compiles and runs. A program is noted when it is
-started, not when it has ended. Forward, backward and update are not told apart: they are one program.
+A step of JAX is one program, and XLA alone knows how far it has come. What can be noted is the program's name, the
+number of the call, counted over all programs of the rank, and which collectives the program has, read once from its
+text when it is compiled. A call costs a microsecond. It sees programs that are compiled ahead of time, by
+`jit(f).lower(...).compile()`, as everything that we measure is; it does not see those that a call of `jit(f)` compiles
+and runs. A program is noted when it is started, not when it has ended. Forward, backward and update are one program,
+and are not told apart.
 
-The phases: "compile", "run" from the first program on that is started, else "call".
+The phases: "compile"; "run" once a program has been started; otherwise "call".
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def watch(tell: Tell, report_phase: Callable[[str], None], describe: Describe | 
     """Tell of every program and phase from now on, for good. For processes that are ranks.
 
     describe: what to say of a program's collectives, given its text; without it they are unknown."""
-    programs: dict[int, tuple[int, bytes, bytes]] = {}  # by id: programs have no room for more, and stay
+    programs: dict[int, tuple[int, bytes, bytes]] = {}  # by id: a program takes no attributes, and is kept
     compile, call = jax.stages.Lowered.compile, jax.stages.Compiled.__call__
     number = 0
 

@@ -1,4 +1,4 @@
-"""A rank's own side, the same for every framework: it notes what it does, obeys its caller, and tells of its errors.
+"""The rank's side of a pool, the same for every framework: it notes what it does, obeys its caller, reports errors.
 
 Standard library only: every rank imports it before anything else.
 """
@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from shardiff.ranks.messages import receive, send
 from shardiff.ranks.notes import Notes
 
-OURS = str(Path(__file__).parent) + os.sep  # frames in these files are no news to a user
+OURS = str(Path(__file__).parent) + os.sep  # the frames that lead to a user's function tell the user nothing
 
 
 class Rank:
@@ -98,7 +98,7 @@ def note_call(number: int, size: int, what: bytes, whom: bytes) -> None:
 
 
 def run(rank: Rank, work: Callable[[Rank], None], signs: Sequence[str]) -> NoReturn:
-    """Be this rank: do its work, and end the process; or tell the caller of the error, and wait for the end.
+    """Be this rank: do its work and end the process, or tell the caller of the error and wait to be ended.
 
     signs: words in the message of a RuntimeError that tell of a connection, so that another rank may have caused it.
     """
@@ -111,7 +111,7 @@ def run(rank: Rank, work: Callable[[Rank], None], signs: Sequence[str]) -> NoRet
         _flush()
         os._exit(0)
     except BaseException as error:
-        with suppress(OSError):  # the caller is gone, and so will be this process
+        with suppress(OSError):  # the caller is gone, and this process will be too
             rank.send("error", time.monotonic(), rank.notes.now, *report(error, signs))
         _flush()
     while True:
