@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from torch.distributed import Store, TCPStore
 
+from shardiff.system.network import LOOPBACK
 from shardiff.system.processes import when_parent_ends
 from shardiff.tracing.calls import Call
 from shardiff.tracing.link import Link, StoppedError
@@ -39,7 +40,7 @@ def main() -> None:
     store = None
     if int(listening) >= 0:  # under torchrun the store is torchrun's; here rank 0 has it, until it ends
         port = int(os.environ["MASTER_PORT"])
-        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=int(listening))
+        store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=int(listening))
     prepare(directory, verifier, os.environ.get("MASTER_PORT", ""))
     sys.argv[:] = [script, *arguments]
     sys.path[:] = [str(Path(script).resolve().parent), *(path for path in sys.path if path)]

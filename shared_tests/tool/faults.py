@@ -30,6 +30,7 @@ import psutil
 
 from contract.strategy import STRATEGIES
 from shardiff.system import files, machine
+from shared_tests.meta.leftovers import shm, unused
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 30.0  # seconds from the fault to the end of the command
@@ -235,7 +236,7 @@ def inject(injection: Injection) -> Outcome:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
         path = os.pathsep.join((str(directory / "code"), str(ROOT)))
         environment |= {MARK: mark, "PYTHONPATH": path, "TMPDIR": str(directory / "tmp")}
-        shared = set(Path("/dev/shm").glob("*"))
+        shared = shm()
         command = [sys.executable, "-m", "shardiff", *injection.arguments(directory)]
         with open(directory / "stderr", "w+b") as stderr:
             process = subprocess.Popen(
@@ -298,10 +299,10 @@ def judge(
 def leftovers(mark: str, directory: Path, shared: set[Path], patience: float = 5) -> list[str]:
     """What is left of an injection: processes, ports, temporary files, shared memory. They may take a moment to go.
 
-    Shared memory has no mark: what other programs make meanwhile, and keep, counts too.
+    Shared memory has no mark: it counts as left if it is new and no process uses it.
     """
-    end, memory = time.monotonic() + patience, Path("/dev/shm")
-    while ((processes := list(marked(mark))) or set(memory.glob("*")) - shared) and time.monotonic() < end:
+    end = time.monotonic() + patience
+    while ((processes := list(marked(mark))) or unused(shm() - shared)) and time.monotonic() < end:
         time.sleep(0.05)
     found = []
     for process in processes:
@@ -310,7 +311,7 @@ def leftovers(mark: str, directory: Path, shared: set[Path], patience: float = 5
             found.append(f"process {process.name()}{f', listening at {ports}' if ports else ''} is left")
             process.kill()
     found += [f"temporary {path.name} is left" for path in directory.iterdir()]
-    found += [f"shared memory {path.name} is left" for path in set(memory.glob("*")) - shared]
+    found += [f"shared memory {path.name} is left" for path in unused(shm() - shared)]
     return found
 
 
