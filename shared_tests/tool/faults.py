@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -335,6 +336,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write the JSON here")
     options = parser.parse_args()
     facts = machine.facts()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background, and commands inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadPoolExecutor(options.at_once) as threads:
         outcomes = list(threads.map(inject, injections(options.count, options.seed)))
     document = {
