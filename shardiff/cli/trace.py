@@ -37,7 +37,10 @@ def refusal(script: Path, nproc: int | None, verify: bool = False, timeout: floa
         return f"{script}: {'is a directory' if script.is_dir() else 'no such file'}"
     if not os.access(script, os.R_OK):
         return f"{script}: cannot be read"
-    here = under_torchrun()
+    try:
+        here = under_torchrun()
+    except ValueError as error:
+        return str(error)
     if "RANK" in os.environ and not here:
         return "RANK is set, but not by torchrun: unset it, or start shardiff by torchrun"
     if here and nproc not in (None, here.world_size):

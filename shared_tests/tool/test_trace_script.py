@@ -312,6 +312,7 @@ TORCHRUNS |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     [
         ({"RANK": "0"}, ["main.py"], "not by torchrun"),
         ({**TORCHRUNS, "TORCHELASTIC_USE_AGENT_STORE": "False"}, ["main.py"], "not by torchrun"),
+        ({**TORCHRUNS, "RANK": "x"}, ["main.py"], "RANK must be a number, got 'x'"),
         (
             {**TORCHRUNS, "LOCAL_WORLD_SIZE": "4"},
             ["--nproc", "2", "main.py"],
