@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +21,9 @@ from contract import reference
 from contract.problem import Problem
 from contract.proof import Proof, prove
 from contract.strategy import STRATEGIES, Run, RunResult, one_axis, parse_axes
-from shardiff.ranks.processes import WorkerError
-from shardiff.ranks.torch_pool import TORCHRUN
-from shardiff.ranks.watchdog import watched
-from shardiff.system import machine
+from shardiff.ranks.silence import watched
+from shardiff.ranks.verdict import WorkerError
+from shardiff.system import machine, torchrun
 from shardiff.system.interrupt import deferred_interrupts
 
 if TYPE_CHECKING:
@@ -101,7 +99,8 @@ def plan(
 
 def torchrun_ranks() -> int | None:
     """How many processes torchrun started, if this is one of them. They are then the ranks of torch runs."""
-    return int(os.environ["WORLD_SIZE"]) if os.environ.keys() >= set(TORCHRUN) else None
+    here = torchrun.started()
+    return here.world_size if here else None
 
 
 def rows(runs: Sequence[Run], timeout: float, starting: Callable[[Run], None] = lambda run: None) -> Iterator[Row]:
@@ -190,7 +189,8 @@ def show(runs: Sequence[Run], timeout: float, as_json: bool) -> int:
     checked: list[Row] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     failed = None
-    speaks = torchrun_ranks() is None or os.environ["RANK"] == "0"  # under torchrun all ranks have the same results
+    here = torchrun.started()
+    speaks = here is None or here.rank == 0  # under torchrun all ranks have the same results
     silent = not (speaks and sys.stderr.isatty())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as progress:
         task = progress.add_task("", total=len(runs))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.bubbles import bubbles, timeline
 from benchmarks.documents import resume
-from shardiff.ranks.processes import WorkerError
+from shardiff.ranks.verdict import WorkerError
 from shardiff.system import machine
 from shardiff.system.files import keeper, save, write
 

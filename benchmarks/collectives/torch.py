@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.collectives.timing import IDENTITIES, OPS, Side, expected, lengths, measure, values
-from shardiff.ranks.torch_pool import report_progress
+from shardiff.ranks.rank import report_progress
 from torch_impl import collectives as c
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.documents import resume
 from benchmarks.steps import steps
 from benchmarks.steps import why as steps_why
-from shardiff.ranks.processes import WorkerError
+from shardiff.ranks.verdict import WorkerError
 from shardiff.system import machine
 from shardiff.system.files import keeper, save
 from shardiff.system.words import size

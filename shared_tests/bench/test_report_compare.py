@@ -88,7 +88,7 @@ FILES = {
     ("arguments", "words"),
     [
         ("missing.json missing.json", "missing.json: no such file"),
-        ("text text", "text: no JSON"),
+        ("text text", "text: not JSON"),
         ("list list", "list: no result of shardiff"),
         ("other other", "other: no result of shardiff"),
         ("version version", "version: version 99 of steps; this shardiff reads version 1"),
@@ -100,7 +100,7 @@ FILES = {
         ("text text text", "give two results"),
         ("text text --quick", "nothing to measure"),
         ("--results missing.json", "missing.json: no such file"),
-        ("--results text", "text: no JSON"),
+        ("--results text", "text: not JSON"),
         ("--section weather", "unknown section 'weather'; known: check, diff, collectives, steps, bubbles"),
         ("--fail-on slower", "fail-on goes with two results"),
         ("text text --fail-on rain", "unknown fail-on 'rain'; known: slower"),

@@ -18,7 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from contract import cost
 from contract.problem import Problem
 from contract.strategy import AXES, STRATEGIES, Run, one_axis
-from shardiff.ranks.torch_pool import Workers, workers
+from shardiff.ranks.supervisor import Workers
+from shardiff.ranks.torch_pool import workers
 from shardiff.record import Record, totals
 from shardiff.tracing.calls import Call
 from shardiff.tracing.merge import merge

@@ -701,4 +701,51 @@ VERIFIER = (
     ),
 )
 
-PLANTED = (*COLLECTIVES, *SCHEDULES, *READER, *DIFF, *FIGURES, *VERIFIER)
+RANKS = (
+    *_plant(
+        "ranks",
+        "shardiff.ranks.verdict",
+        "tool/test_launch",
+        (
+            "the last rank to fail blamed",
+            "first = min(failed, key=",
+            "first = max(failed, key=",
+            "test_failed_rank_is_named_first_with_its_phase",
+        ),
+    ),
+    *_plant(
+        "ranks",
+        "shardiff.ranks.silence",
+        "tool/test_launch",
+        (
+            "a process that works taken for an idle one",
+            "            self.idle_since = now\n",
+            "            pass\n",
+            "test_silence_is_over_when_nobody_works",
+        ),
+    ),
+    *_plant(
+        "ranks",
+        "shardiff.ranks.supervisor",
+        "tool/test_launch",
+        (
+            "ranks left to work when the caller has given up",
+            "self.processes.settle(ranks, self.timeout, True)",
+            "pass",
+            "test_error_in_the_callers_callback_ends_the_ranks",
+        ),
+    ),
+    *_plant(
+        "ranks",
+        "shardiff.system.torchrun",
+        "tool/test_torchrun",
+        (
+            "torchrun's variables believed without its store",
+            'os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"',
+            "True",
+            "test_what_torchrun_sets_is_read_in_one_place",
+        ),
+    ),
+)
+
+PLANTED = (*COLLECTIVES, *SCHEDULES, *READER, *DIFF, *FIGURES, *VERIFIER, *RANKS)
