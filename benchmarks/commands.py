@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -194,9 +194,38 @@ def diff(
         pairs = diffing.plan(what, implementation, degree, mesh, target or (), problem, microbatches)
         memory.require(memory_limit.of_diff([run for run, _ in pairs]), memory_limit.describe(problem))
         environment.check(jax=True)
-        raise typer.Exit(diffing.show(pairs, precision, fail_on, picture, json, timeout))
+        raise typer.Exit(answer_diff(pairs, precision, fail_on, picture, json, timeout))
     except ValueError as error:
         refuse(str(error))
+
+
+def answer_diff(
+    pairs: Sequence[tuple[Run, Any]],
+    precision: str,
+    fail_on: str | None,
+    picture: Path | None,
+    as_json: bool,
+    timeout: float,
+) -> int:
+    """Compute the diffs, print them as tables or as one line of JSON each, and draw; the exit status.
+
+    Raises ValueError for what cannot be compiled.
+    """
+    import json
+
+    from benchmarks import diff_strategies, diff_view, terminal
+    from shardiff.diff.files import fails
+
+    with terminal.progress() as update:
+        diffs = diff_strategies.compute(pairs, precision, lambda text: update(description=text), timeout)
+    for diff in diffs:
+        if as_json:
+            print(json.dumps(diff.to_json()))
+        else:
+            terminal.show(diff_view.parts(diff), width=140)
+    if picture is not None:
+        diff_view.pictures(diffs, picture)
+    return int(any(fails(diff.rows, fail_on) for diff in diffs))
 
 
 bench = typer.Typer(

@@ -51,12 +51,12 @@ def table(words: Sequence[str], numbers: Sequence[str], title: str = "", gap: in
 def progress(total: int | None = None, silent: bool = False) -> Iterator[Progress]:
     """A line on a terminal's standard error while something runs; without a total, only what runs and for how long."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    bar = () if total is None else (BarColumn(), MofNCompleteColumn())
-    columns = (TextColumn("{task.description}"), *bar, TimeElapsedColumn())
+    what = TextColumn("{task.description}")
+    columns = (SpinnerColumn(), what) if total is None else (what, BarColumn(), MofNCompleteColumn())
     hidden = silent or not sys.stderr.isatty()
-    with Bar(*columns, console=Console(stderr=True), transient=True, disable=hidden) as shown:
+    with Bar(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True, disable=hidden) as shown:
         task = shown.add_task("", total=total)
         yield lambda **changes: shown.update(task, **changes)

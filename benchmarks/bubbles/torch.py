@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.bubbles.timeline import Event
+from benchmarks.documents.bubbles import Event
 from contract.problem import Layer
 from contract.schedule import actions, gpipe
 from contract.strategy import Run

@@ -15,11 +15,12 @@ from typing import Any
 
 from benchmarks.collectives.floor import floor
 from benchmarks.collectives.numbers import fits, flat, rows
-from benchmarks.collectives.timing import IDENTITIES, ITEMSIZE, METHOD, whole
+from benchmarks.collectives.timing import IDENTITIES, ITEMSIZE, METHOD, lengths, whole
 from benchmarks.documents import resume
 from benchmarks.documents.collectives import OPS
 from shardiff.ranks.processes import WorkerError
 from shardiff.system import machine
+from shardiff.system.memory import PROCESS
 
 IMPLEMENTATIONS = ("torch", "jax")
 UNITS = {"": 1, "B": 1} | {
@@ -42,6 +43,13 @@ class Plan:
     iterations: int
     budget: float
     bare: bool
+
+    @property
+    def memory(self) -> int:
+        """Bytes that are needed at least: in each process, what goes in, what comes out and what should come out."""
+        payload, most = max(self.sizes), max(self.ranks)
+        values = max(n + 2 * out for n, out in (lengths(op, payload, most) for op in self.ops))
+        return most * (PROCESS + ITEMSIZE * values)
 
     @property
     def num_blocks(self) -> int:

@@ -45,7 +45,7 @@ def collectives(
 
     Exit status: 1 if a collective gave a wrong value.
     """
-    from benchmarks import bench, memory_limit
+    from benchmarks import bench
     from benchmarks.collectives import collectives as measuring
     from shardiff.system import environment, memory
     from shardiff.system.files import check_path
@@ -57,7 +57,7 @@ def collectives(
         check_path("output", output, ".json")
         check_path("picture", picture, ".png")
         check_timeout(timeout)
-        memory.require(memory_limit.of_collectives(plan.ops, plan.ranks, plan.sizes), "the largest payload")
+        memory.require(plan.memory, "the largest payload")
         environment.check(jax="jax" in plan.implementations)
         kept = bench.kept(measuring.begin(plan), output, resume)
     except ValueError as error:

@@ -195,7 +195,7 @@ def test_rates_count_the_operations_and_bytes_of_the_passes_and_the_update():
 
 
 def test_a_collective_is_exposed_where_nothing_computes():
-    from benchmarks.bubbles.profile_jax import Operation, covered, exposed
+    from benchmarks.profile_jax import Operation, covered, exposed
 
     ops = [Operation("a", "forward", 0, 10), Operation("c", "communication", 5, 30), Operation("b", "other", 20, 25)]
     assert exposed(ops) == 15
@@ -214,7 +214,7 @@ HLO = """
 
 
 def test_operations_come_with_their_kind_and_on_the_clock_of_the_process():
-    from benchmarks.bubbles import profile_jax
+    from benchmarks import profile_jax
 
     kinds = profile_jax.kinds(HLO)
     assert kinds["fusion.1"] == "forward" and kinds["dot.2"] == "backward" and kinds["param"] == "other"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import commands as lesson
-from benchmarks import diff_strategies as diffing
 from benchmarks.bubbles import command as bubbles_command
 from benchmarks.collectives import command as collectives_command
 from benchmarks.documents import results_io
@@ -281,7 +280,7 @@ def test_every_command_that_measures_is_one(quick, monkeypatch):
     ran = []
     answers = {
         "check": (lesson, "answer_check"),
-        "diff": (diffing, "show"),
+        "diff": (lesson, "answer_diff"),
         "collectives": (collectives_command, "answer"),
         "steps": (steps_command, "answer"),
         "bubbles": (bubbles_command, "answer"),

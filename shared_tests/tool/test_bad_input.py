@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import commands, memory_limit
-from benchmarks import diff_strategies as diff
 from benchmarks.bubbles import bubbles
 from benchmarks.bubbles import command as bubbles_command
 from benchmarks.collectives import collectives
@@ -53,9 +52,9 @@ def nothing_starts():
     with pytest.MonkeyPatch.context() as patch:
         for module in (collectives_command, steps_command, bubbles_command, report_command):
             patch.setattr(module, "answer", started)
-        patch.setattr(commands, "answer_check", started)
-        for module in (diff, trace_script):
-            patch.setattr(module, "show", started)
+        for name in ("answer_check", "answer_diff"):
+            patch.setattr(commands, name, started)
+        patch.setattr(trace_script, "show", started)
         yield
 
 
@@ -560,7 +559,7 @@ def test_an_interrupted_bench_collectives_measures_only_what_is_missing(same_mac
         assert [(run["date"][:4], len(run["blocks"])) for run in again["runs"]] == [("2026", done), ("2026", 6 - done)]
         runs = results_io.parse("collectives", again).runs
         assert "blocks come from 2 runs" in (resume.sentence(runs) or "")
-    assert resume.sentence(whole) is None
+    assert resume.sentence(results_io.parse("collectives", whole).runs) is None
 
 
 DIFFERENT = {
