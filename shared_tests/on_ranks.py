@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from contract.strategy import AXES, Run
+from shared_tests.edited import Edit, put_in_place
 from shared_tests.looks import Look, looking
-from shared_tests.meta.edited import Edit, put_in_place
 
 
 def train_edited(device: torch.device, run: Run, module: str, edits: Sequence[Edit]) -> Any:
