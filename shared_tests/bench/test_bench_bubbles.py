@@ -12,8 +12,17 @@ from benchmarks.documents.results_io import parse_as
 from contract.problem import Problem
 from contract.schedule import Action, actions, gpipe, gpipe_bubble_fraction
 from contract.strategy import Run
+from shared_tests.bench.pools import shared
 
 SMALL = Problem(batch=8, width=16, layers=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks(pool):
+    with shared(pool):
+        yield
+
+
 SHAPES = [(p, m) for p in (2, 3, 4) for m in (1, 2, 5, 8)]
 
 

@@ -20,6 +20,7 @@ from benchmarks.documents.collectives import OPS, Collectives
 from benchmarks.documents.results_io import parse_as
 from shardiff.ranks.processes import WorkerError
 from shardiff.system.files import write
+from shared_tests.bench.pools import shared
 
 ROW = {
     "implementation": str,
@@ -43,8 +44,14 @@ SIZES = [8, 1024, 4100]  # bytes; the last is no whole number of blocks for two 
 FEW = 3  # calls of each kind, because the budget allows no more
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ranks(pool):
+    with shared(pool):
+        yield
+
+
 @pytest.fixture(scope="module")
-def document():
+def document(ranks):
     """Every op at three sizes, on two ranks of each framework, through JSON."""
     todo = plan(None, [2], SIZES, None, "cpu", iterations=20, budget=1e-6, bare=True)
     return json.loads(json.dumps(run(todo), allow_nan=False))

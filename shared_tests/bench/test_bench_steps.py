@@ -21,8 +21,15 @@ from contract.memory import memory
 from contract.problem import Problem
 from contract.strategy import STRATEGIES, Run
 from shardiff.system import files
+from shared_tests.bench.pools import shared
 
 SMALL = Problem(batch=8, width=16, layers=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks(pool):
+    with shared(pool):
+        yield
 
 
 def measured_on_rank(device, run, names):
