@@ -31,7 +31,7 @@ def table(checked: Sequence[Row], columns: int) -> Table:
     named = {
         "implementation": [row.run.implementation for row in checked],
         "strategy": [row.run.strategy for row in checked],
-        "mesh": [row.run.mesh for row in checked],
+        "mesh": [str(row.run.mesh) for row in checked],
         "dtype": [row.run.problem.dtype for row in checked],
         "optimizer": [row.run.optimizer for row in checked],
     }

@@ -47,6 +47,14 @@ def check(
     degree: Annotated[
         list[int] | None, repeatable("N", "Number of ranks. Default: 4, and 1 for single_device.")
     ] = None,
+    mesh: Annotated[
+        list[str] | None,
+        repeatable(
+            "AXIS=N,...",
+            "Axes of a mesh, outermost first, such as dp=2,tp=2. Each axis has its usual strategy (dp data_parallel, "
+            "tp megatron_tensor_parallel, pp pipeline_parallel) or the one that --strategy names.",
+        ),
+    ] = None,
     dtype: Annotated[list[str] | None, repeatable("NAME", "float64, float32 or bfloat16. Default: float32.")] = None,
     optimizer: Annotated[list[str] | None, repeatable("NAME", "sgd or adamw. Default: adamw.")] = None,
     steps: Annotated[int, typer.Option(metavar="N", help="Number of training steps.")] = 3,
@@ -65,17 +73,18 @@ def check(
     from benchmarks import check as checking
     from benchmarks import memory_limit
     from contract.problem import Problem
-    from contract.strategy import IMPLEMENTATIONS, STRATEGIES
+    from contract.strategy import IMPLEMENTATIONS
     from shardiff.system import environment, memory
 
     try:
         runs = checking.plan(
             implementation or IMPLEMENTATIONS,
-            strategy or STRATEGIES,
+            strategy or (),
             degree or (),
             dtype or ("float32",),
             optimizer or ("adamw",),
             Problem(batch, width, layers),
+            mesh or (),
             steps=steps,
             microbatches=microbatches,
             device=device,
@@ -87,7 +96,7 @@ def check(
     if device == "cuda":
         from shardiff.system.machine import num_gpus
 
-        most = max(run.degree for run in runs)
+        most = max(run.world_size for run in runs)
         if num_gpus() < most:
             refuse(f"device cuda needs a GPU for each rank: degree {most}, GPUs {num_gpus()}; try --device cpu")
     try:
@@ -128,12 +137,12 @@ def answer_check(runs: Sequence[Run], timeout: float, as_json: bool) -> int:
 
 def diff(
     what: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="STRATEGY... | A.json B.json",
             help="Strategies, or two files that trace or hlo printed with --json.",
         ),
-    ],
+    ] = None,
     target: Annotated[
         list[str] | None,
         repeatable("NAME:SIZE", "Hardware to compile for, such as cpu:8, h100:2x8 or v5e:2x4. Default: cpu:4."),
@@ -145,7 +154,11 @@ def diff(
         int | None, typer.Option(metavar="N", help="Number of ranks. Default: all devices of the target.")
     ] = None,
     mesh: Annotated[
-        str | None, typer.Option(metavar="AXIS=N", help="The number of ranks as a mesh, such as tp=8.")
+        str | None,
+        typer.Option(
+            metavar="AXIS=N,...",
+            help="Axes of one mesh, outermost first, such as dp=2,tp=4. The strategies are those of the axes.",
+        ),
     ] = None,
     precision: Annotated[
         str, typer.Option(metavar="NAME", help="Precision of matrix products: default (as in a plain jit) or highest.")
@@ -186,6 +199,9 @@ def diff(
         one_of("precision", precision, ("default", "highest"))
         if fail_on is not None:
             one_of("fail-on", fail_on, ("unexplained", "extra-bytes"))
+        what = what or []
+        if not what and mesh is None:
+            raise ValueError("give a strategy, a --mesh, or two files")
         if len(what) == 2 and not set(what) & set(STRATEGIES):
             raise typer.Exit(files.show_files(Path(what[0]), Path(what[1]), fail_on, json))
         check_path("picture", picture, ".png")

@@ -88,8 +88,8 @@ def picture(diffs: Sequence[Diff], path: Path) -> None:
     from matplotlib.ticker import FuncFormatter
 
     bars: dict[str, list[Record]] = {}
-    for diff in sorted(diffs, key=lambda diff: diff.run.degree):
-        bars.setdefault(f"written, {diff.run.degree} ranks", diff.explicit)
+    for diff in sorted(diffs, key=lambda diff: diff.run.world_size):
+        bars.setdefault(f"written, {diff.run.world_size} ranks", diff.explicit)
         bars[f"derived for {diff.target}"] = diff.derived
     figure = Figure(figsize=(9, 1.7 + 0.45 * len(bars)), layout="constrained")
     FigureCanvasAgg(figure)

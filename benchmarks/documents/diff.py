@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.documents.fields import Count, Name, Part, Result, Several, Sizes
-from benchmarks.documents.steps import Work
+from benchmarks.documents.steps import Strategy, Work
+from contract.problem import Problem
+from contract.strategy import Run, parse_axes
 from shardiff.record import Record
 
 
@@ -47,7 +49,7 @@ class Row(Part, frozen=True, kw_only=True):
 class Diff(Part, frozen=True, kw_only=True):
     """One strategy on one target."""
 
-    strategy: Name
+    strategy: Strategy
     implementation: Name
     target: Name
     mesh: dict[str, Several]
@@ -83,3 +85,17 @@ class Diffs(Result, frozen=True, kw_only=True):
     settings: Settings
     diffs: list[Diff]
     skipped: list[Skipped]
+
+    def __post_init__(self) -> None:
+        self.runs_of_diffs()
+
+    def runs_of_diffs(self) -> list[Run]:
+        """The run of each diff. Raises ValueError for one that cannot be."""
+        s = self.settings
+        problem = Problem(s.batch, s.width, s.layers, s.dtype)
+        found = []
+        for one in self.diffs:
+            mesh = ",".join(f"{axis}={size}" for axis, size in one.mesh.items())
+            axes = parse_axes(mesh, tuple(one.strategy.split(" x ")))
+            found.append(Run(one.implementation, axes, problem, microbatches=s.microbatches))
+        return found

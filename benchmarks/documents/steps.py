@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from benchmarks.documents.fields import (
     Amount,
     Count,
@@ -15,6 +19,10 @@ from benchmarks.documents.fields import (
     Sizes,
     Spread,
 )
+from benchmarks.words import counted
+from contract.strategy import AXES
+
+Strategy = Annotated[str, Meta(pattern=rf"^(?:{'|'.join(AXES)})(?: x (?:{'|'.join(AXES)}))*\Z")]
 
 
 class Held(Part, frozen=True, kw_only=True):
@@ -58,11 +66,37 @@ class Work(Part, frozen=True, kw_only=True):
     copied_bytes: Count
 
 
-class Row(Part, frozen=True, kw_only=True):
-    """One contestant."""
+class OnMesh(Part, frozen=True, kw_only=True):
+    """What ran on which ranks: `data_parallel` on `dp=4`. mesh is empty in older results, which have one axis."""
 
     ranks: Several
-    strategy: Name
+    strategy: Strategy
+    mesh: Annotated[str, Meta(pattern=r"^[\w=,]{0,200}\Z")] = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from the others of a document."""
+        return self.strategy, self.place
+
+    @property
+    def place(self) -> str:
+        """The number of ranks, or the mesh where it has several axes."""
+        return self.mesh if "," in self.mesh else str(self.ranks)
+
+    @property
+    def on(self) -> str:
+        """`4 ranks`, or `dp=2,tp=2`."""
+        return self.mesh if "," in self.mesh else counted(self.ranks, "rank")
+
+    @property
+    def title(self) -> str:
+        """The strategy, with the mesh where that has several axes."""
+        return f"{self.strategy}, {self.mesh}" if "," in self.mesh else self.strategy
+
+
+class Row(OnMesh, frozen=True, kw_only=True):
+    """One contestant."""
+
     implementation: Name
     framework: Name
     peer: bool
@@ -79,11 +113,9 @@ class Row(Part, frozen=True, kw_only=True):
     work: Work | None = None
 
 
-class Ratio(Part, frozen=True, kw_only=True):
+class Ratio(OnMesh, frozen=True, kw_only=True):
     """The step time of one contestant over another's."""
 
-    ranks: Several
-    strategy: Name
     of: Name
     to: Name
     by: Name

@@ -78,7 +78,7 @@ def _collectives(result: Collectives) -> Iterator[tuple[str, str, Figure]]:
 def _steps(result: Steps) -> Iterator[tuple[str, str, Figure]]:
     setting = f"{result.settings}, {result.settings.optimizer}"
     for row in result.rows:
-        name = f"{row.strategy} {row.implementation} {counted(row.ranks, 'rank')}"
+        name = f"{row.strategy} {row.implementation} {row.on}"
         times = {"step": row.step_seconds, "compute": row.compute_seconds, "exposed": row.exposed_seconds}
         for of, time in times.items():
             if time:
@@ -87,7 +87,7 @@ def _steps(result: Steps) -> Iterator[tuple[str, str, Figure]]:
             if count is not None:
                 yield f"{name}: {kind.replace('_', ' ')}", setting, Figure(count, "bytes")
     for row in result.ratios:
-        name = f"{row.strategy} {counted(row.ranks, 'rank')}: {row.of} / {row.to}"
+        name = f"{row.strategy} {row.on}: {row.of} / {row.to}"
         yield name, setting, _spread(row.ratio, "", 0)
     for row in result.single_device:
         name = f"single device {row.framework} batch {row.batch}"

@@ -12,8 +12,6 @@ from benchmarks.diff_strategies import Diff
 from benchmarks.documents.diff import Diffs
 from benchmarks.report.blocks import BAD, FAIR, GOOD, Block, Cell, Details, Items, Table, Text, from_rich
 from benchmarks.report.pictures import Draw
-from contract.problem import Problem
-from contract.strategy import Run
 from shardiff.diff import view as diff_view
 from shardiff.diff.rules import Row, step_bytes
 from shardiff.record import totals
@@ -22,12 +20,8 @@ from shardiff.system.words import size
 
 def diffs(result: Diffs) -> list[Diff]:
     """The diffs of a result, as `shardiff diff` shows them."""
-    s = result.settings
-    problem = Problem(s.batch, s.width, s.layers, s.dtype)
     made = []
-    for one in result.diffs:
-        (degree,) = one.mesh.values()
-        run = Run(one.implementation, one.strategy, degree, problem, microbatches=s.microbatches)
+    for one, run in zip(result.diffs, result.runs_of_diffs(), strict=True):
         rows = [
             Row(
                 row.verdict,
@@ -121,7 +115,7 @@ def diff_table(strategy: str, found: Sequence[Diff]) -> Table:
         counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
         style = BAD if any(v.startswith("only") for v in verdicts) else FAIR if "rewritten" in verdicts else GOOD
         rules = list(dict.fromkeys(rule.replace("_", " ") for row in one.rows for rule in row.rules))
-        cells = [one.target, str(one.run.degree), " / ".join("?" if n is None else str(n) for n in calls)]
+        cells = [one.target, str(one.run.world_size), " / ".join("?" if n is None else str(n) for n in calls)]
         cells += [*map(size, (written, derived, formula)), f"{derived / written:.2f}" if written else "-"]
         rows.append([*map(Cell, cells), Cell(counts, style), Cell(", ".join(rules))])
     return Table(columns, [False, *[True] * 6, False, False], rows, f"{strategy}: what a rank sends in one step")

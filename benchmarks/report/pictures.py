@@ -141,7 +141,7 @@ def memory(result: Steps, path: Path) -> None:
     for row in result.rows:
         if any(row.memory.measured.by_kind().values()):
             panels.setdefault(row.ranks, []).append(row)
-    heights = [len(rows) + len({row.strategy for row in rows}) for rows in panels.values()]
+    heights = [len(rows) + len({row.title for row in rows}) for rows in panels.values()]
     figure = Figure(figsize=(9, 1.6 + 0.3 * sum(heights) + 0.5 * len(panels)), layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = figure.subplots(len(panels), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": heights})[:, 0]
@@ -162,8 +162,8 @@ def memory(result: Steps, path: Path) -> None:
 def _memory_panel(axes: Any, ranks: int, rows: Sequence[Row]) -> None:
     y, ticks, shown = 0.0, [], None
     for row in rows:
-        if row.strategy != shown:
-            shown = row.strategy
+        if row.title != shown:
+            shown = row.title
             axes.annotate(shown, (0, y), xytext=(3, 0), textcoords="offset points", va="center", weight="bold", size=9)
             y += 1
         totals = []

@@ -66,6 +66,6 @@ def memory_table(result: Steps) -> Table:
         formula = row.memory.closed_form.by_kind() if row.memory.closed_form else dict.fromkeys(KINDS)
         pairs = ([side[kind] for side in (measured, formula)] for kind in KINDS)
         cells = [" / ".join("-" if count is None else size(count) for count in pair) for pair in pairs]
-        rows.append([Cell(cell) for cell in (row.strategy, str(row.ranks), row.implementation, *cells)])
+        rows.append([Cell(cell) for cell in (*row.key, row.implementation, *cells)])
     columns = ["strategy", "ranks", "implementation", *(kind.replace("_", " ") for kind in KINDS)]
     return Table(columns, [False, True, False] + [True] * len(KINDS), rows, "measured / closed form")

@@ -19,6 +19,10 @@ def steps(
     strategy: Annotated[
         list[str] | None, repeatable("NAME", "data_parallel, ... or single_device. Default: all five.")
     ] = None,
+    mesh: Annotated[
+        list[str] | None,
+        repeatable("AXIS=N,...", "Axes of a mesh, outermost first, such as dp=2,tp=2; replaces --ranks."),
+    ] = None,
     implementation: Annotated[
         list[str] | None,
         repeatable("NAME", "torch, shard_map, annotated or peer (the library equivalent). Default: all four."),
@@ -56,8 +60,8 @@ def steps(
 
     try:
         plan = measuring.plan(
-            ranks or (2, 4),
-            strategy or measuring.DEFAULT_STRATEGIES,
+            ranks or (),
+            strategy or (),
             implementation or measuring.IMPLEMENTATIONS,
             Problem(batch, width, layers, dtype),
             optimizer=optimizer,
@@ -67,6 +71,7 @@ def steps(
             device=device,
             timeout=timeout,
             speed_batch=speed_batch,
+            meshes=mesh or (),
         )
         check_path("output", output, ".json")
         check_path("picture", picture, ".png")

@@ -21,7 +21,7 @@ def picture(result: Steps, path: Path) -> None:
     panels: dict[int, list[Row]] = {}
     for row in result.rows:
         panels.setdefault(row.ranks, []).append(row)
-    heights = [len(rows) + len({row.strategy for row in rows}) for rows in panels.values()]
+    heights = [len(rows) + len({row.title for row in rows}) for rows in panels.values()]
     figure = Figure(figsize=(9, 1.6 + 0.25 * sum(heights) + 0.5 * len(panels)), layout="constrained")
     FigureCanvasAgg(figure)
     all_axes = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
@@ -42,8 +42,8 @@ def picture(result: Steps, path: Path) -> None:
 def _panel(axes: Any, ranks: int, rows: list[Row]) -> None:
     y, ticks, labels, shown = 0.0, [], [], None
     for row in rows:
-        if row.strategy != shown:
-            shown = row.strategy
+        if row.title != shown:
+            shown = row.title
             axes.annotate(shown, (0, y), xytext=(3, 0), textcoords="offset points", va="center", weight="bold", size=9)
             y += 1
         low, median, high = (1e3 * s for s in (row.step_seconds.q1, row.step_seconds.median, row.step_seconds.q3))

@@ -48,9 +48,9 @@ def step_table(result: Steps) -> Table:
     for row in result.rows:
         held = row.memory.measured.state
         formula = row.memory.closed_form.state if row.memory.closed_form else None
-        step, where = row.step_seconds, (row.strategy, row.ranks)
+        step, where = row.step_seconds, row.key
         made.add_row(
-            *((row.strategy, str(row.ranks)) if where != shown else ("", "")),
+            *(row.key if where != shown else ("", "")),
             row.implementation,
             ms(step.median),
             f"{ms(step.q1)} - {ms(step.q3)}",
@@ -69,7 +69,7 @@ def ratio_table(result: Steps) -> Table:
     made.columns[1].justify = "right"
     for row in result.ratios:
         ratio = row.ratio
-        cells = (row.strategy, str(row.ranks), row.of, row.to)
+        cells = (*row.key, row.of, row.to)
         made.add_row(*cells, f"{ratio.median:.2f}", f"{ratio.q1:.2f} - {ratio.q3:.2f}", row.by)
     return made
 

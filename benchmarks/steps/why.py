@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.documents.steps import Row, Steps
-from benchmarks.words import counted
 from shardiff.system.words import size
 
 ALIKE = 0.05  # ratios up to 1.05, either way, need no reason
@@ -18,14 +17,14 @@ PAIR = ("shard_map", "annotated")
 
 def reasons(result: Steps) -> list[str]:
     """A sentence for each pair of programs whose step times differ by more than ALIKE."""
-    rows = {(row.strategy, row.ranks, row.implementation): row for row in result.rows}
+    rows = {(row.key, row.implementation): row for row in result.rows}
     told = []
     for ratio in result.ratios:
         median = ratio.ratio.median
-        ours, theirs = (rows.get((ratio.strategy, ratio.ranks, name)) for name in PAIR)
+        ours, theirs = (rows.get((ratio.key, name)) for name in PAIR)
         differ_in_time = (ratio.of, ratio.to) == PAIR and median > 0 and max(median, 1 / median) > 1 + ALIKE
         if differ_in_time and ours and theirs:
-            where = f"{ratio.strategy} on {counted(ratio.ranks, 'rank')}"
+            where = f"{ratio.strategy} on {ratio.on}"
             parts = [*times(ours, theirs), *work(ours, theirs)]
             told.append(f"{where}, shard_map over annotated {median:.2f}: {'; '.join(parts)}")
     return told

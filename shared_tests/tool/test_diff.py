@@ -12,7 +12,7 @@ import pytest
 
 from contract import cost
 from contract.problem import Problem
-from contract.strategy import STRATEGIES, Run
+from contract.strategy import STRATEGIES, Run, one_axis
 from jax_impl import compiled as targets
 from shardiff import hlo
 from shardiff.cli import main as cli
@@ -61,7 +61,7 @@ def written_and_derived(run: Run, target: str):
 def test_every_difference_of_annotated_code_is_under_a_rule(strategy, target):
     needs_compiler(target)
     problem = Problem(256, 1024, 8 if strategy == "pipeline_parallel" else 4)
-    written, derived = written_and_derived(Run("annotated", strategy, 8, problem), target)
+    written, derived = written_and_derived(Run("annotated", one_axis(strategy, 8), problem), target)
     rows = align(written, derived)
     assert unexplained(rows) == 0
     assert Counter(row.rules for row in rows) == GOLDEN[strategy, target]
@@ -74,7 +74,9 @@ def test_every_difference_of_annotated_code_is_under_a_rule(strategy, target):
 def test_shard_map_compiles_to_the_predicted_bytes_exactly(strategy, degree):
     """Not a byte more or less, and the very same collectives but for what the compiler combines into one."""
     problem = Problem(24, 32, 8)
-    written, derived = written_and_derived(Run("shard_map", strategy, degree, problem, microbatches=3), f"cpu:{degree}")
+    written, derived = written_and_derived(
+        Run("shard_map", one_axis(strategy, degree), problem, microbatches=3), f"cpu:{degree}"
+    )
     assert step_bytes(derived) == step_bytes(written)
     assert {rule for row in align(written, derived) for rule in row.rules} <= {"combined", "moved"}
     if strategy != "data_parallel":
@@ -84,7 +86,7 @@ def test_shard_map_compiles_to_the_predicted_bytes_exactly(strategy, degree):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_shard_map_on_h100_communicates_what_is_written(strategy):
     needs_compiler("h100:8")
-    written, derived = written_and_derived(Run("shard_map", strategy, 8, Problem(64, 512, 8)), "h100:8")
+    written, derived = written_and_derived(Run("shard_map", one_axis(strategy, 8), Problem(64, 512, 8)), "h100:8")
     assert step_bytes(derived) == step_bytes(written) and unexplained(align(written, derived)) == 0
 
 
@@ -94,12 +96,16 @@ def test_shard_map_on_h100_communicates_what_is_written(strategy):
 def test_on_every_other_target_the_reader_sees_what_xlas_parser_sees_and_no_row_is_unexplained(target):
     needs_compiler(target)
     degree = parse(target).num_devices
-    written, derived = written_and_derived(Run("annotated", "tensor_parallel", degree, Problem(256, 1024, 4)), target)
+    written, derived = written_and_derived(
+        Run("annotated", one_axis("tensor_parallel", degree), Problem(256, 1024, 4)), target
+    )
     assert unexplained(align(written, derived)) == 0
 
 
 def test_on_cpu_a_reduce_scatter_is_an_all_reduce_of_twice_the_wire_bytes():
-    written, derived = written_and_derived(Run("annotated", "tensor_parallel", 8, Problem(256, 1024, 4)), "cpu:8")
+    written, derived = written_and_derived(
+        Run("annotated", one_axis("tensor_parallel", 8), Problem(256, 1024, 4)), "cpu:8"
+    )
     assert [r.op for r in written].count("reduce_scatter") == 3 and all(r.op != "reduce_scatter" for r in derived)
     for row in align(written, derived):
         if row.rules == ("unfused_reduce_scatter",):
@@ -108,14 +114,14 @@ def test_on_cpu_a_reduce_scatter_is_an_all_reduce_of_twice_the_wire_bytes():
 
 def test_with_precision_highest_a_tpu_gathers_in_float32():
     needs_compiler("v5e:2x4")
-    run = Run("shard_map", "tensor_parallel", 8, Problem(256, 1024, 2))
+    run = Run("shard_map", one_axis("tensor_parallel", 8), Problem(256, 1024, 2))
     compiled = targets.compile(run, parse("v5e:2x4"), "highest")
     gathers = [r for r in hlo.read(compiled.hlo).records if r.op == "all_gather"]
     assert gathers and {r.dtype for r in gathers} == {"float32"}
 
 
 def test_the_pipeline_of_annotations_has_a_formula_of_its_own():
-    run = Run("annotated", "pipeline_parallel", 4, Problem(24, 32, 4), microbatches=3)
+    run = Run("annotated", one_axis("pipeline_parallel", 4), Problem(24, 32, 4), microbatches=3)
     derived = hlo.read(targets.compile(run, parse("cpu:4")).hlo).records
     assert step_bytes(derived) == step_bytes(cost.communication(run))
 
@@ -206,7 +212,7 @@ def test_a_picture_is_drawn(tmp_path):
     from benchmarks import diff_view
     from benchmarks.diff_strategies import Diff
 
-    run = Run("annotated", "data_parallel", 4, Problem(8, 16, 2))
+    run = Run("annotated", one_axis("data_parallel", 4), Problem(8, 16, 2))
     written = cost.communication(replace(run, implementation="torch"))
     diff_view.picture([Diff(run, "cpu:4", written, True, written, written, {}, [])], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

@@ -128,8 +128,8 @@ SCHEDULES = (
         ),
         (
             "microbatches in the opposite order",
-            "Action(kind, tick - s)",
-            "Action(kind, microbatches - 1 - (tick - s))",
+            "passes = [(stage, tick - start)",
+            "passes = [(stage, microbatches - 1 - (tick - start))",
             "test_every_stage_runs_all_forward_passes_and_then_all_backward_passes_in_order",
         ),
         (
@@ -140,8 +140,8 @@ SCHEDULES = (
         ),
         (
             "backward without waiting for the stage after",
-            'return [*needs, ("backward", action.microbatch, stage + 1)] if stage + 1 < stages else needs',
-            "return needs",
+            'return [action._replace(kind="forward"), *later]',
+            'return [action._replace(kind="forward")]',
             "test_a_wrong_schedule_is_found",
         ),
         (
