@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from shared_tests.meta.edited import Edit
+from shared_tests.edited import Edit
 
 ASSERTS = ("AssertionError", "assert ", "Failed: DID NOT RAISE")
 

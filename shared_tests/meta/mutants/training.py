@@ -12,7 +12,7 @@ from typing import Any
 
 from contract.problem import Problem
 from contract.strategy import Run, one_axis, parse_axes
-from shared_tests.meta.edited import Edit
+from shared_tests.edited import Edit
 
 # Claims of contract.proof and of the shards, and two ways to end without a result.
 LOSS, GRADIENTS, NORM = "loss", "gradients", "gradient norm"
