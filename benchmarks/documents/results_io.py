@@ -19,17 +19,19 @@ from benchmarks.documents.check import Check
 from benchmarks.documents.collectives import Collectives
 from benchmarks.documents.diff import Diffs
 from benchmarks.documents.fields import NAME, Machine, Result
+from benchmarks.documents.gpu import Gpu
 from benchmarks.documents.steps import Steps
 from shardiff.system.files import Document
 from shardiff.system.inputs import NotJson, one_line, read_json
 
-Section = Check | Diffs | Collectives | Steps | Bubbles
+Section = Check | Diffs | Collectives | Steps | Bubbles | Gpu
 SECTIONS: dict[str, type[Section]] = {
     "check": Check,
     "diff": Diffs,
     "collectives": Collectives,
     "steps": Steps,
     "bubbles": Bubbles,
+    "gpu": Gpu,  # not measured by a report, which shows what `make gpu` has written
 }
 SCHEMA = 1
 T = TypeVar("T", bound=Result)
