@@ -66,6 +66,13 @@ def timed(device: str, act: Callable[[], Any], iterations: int, warmup: int) -> 
     return [start.elapsed_time(end) / 1e3 for start, end in zip(marks, marks[1:], strict=False)]
 
 
+def host_bytes(device: str, size: int) -> Any:
+    """Memory of the host as a tensor, pinned where a GPU copies from it."""
+    import torch
+
+    return torch.empty(size, dtype=torch.uint8, pin_memory=device == "cuda")
+
+
 def forget_peak(device: str) -> None:
     """Count the most memory in use from now on, and give back what is not in use."""
     if device == "cuda":

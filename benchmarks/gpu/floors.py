@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.collectives.collectives import on_jax, on_torch
@@ -42,16 +43,16 @@ def copies(sizes: Sizes) -> Iterator[dict[str, Any]]:
     device = cuda.torch_device(sizes.device)
     for size in sizes.copies:
         source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
-        host = torch.empty(size, dtype=torch.uint8, pin_memory=sizes.device == "cuda")
+        host = cuda.host_bytes(sizes.device, size)
         kinds = {
-            "copy": (lambda: target.copy_(source), 2),  # noqa: B023  called before the next size
-            "host to device": (lambda: target.copy_(host, non_blocking=True), 1),  # noqa: B023
-            "device to host": (lambda: host.copy_(source, non_blocking=True), 1),  # noqa: B023
+            "copy": (partial(target.copy_, source), 2),
+            "host to device": (partial(target.copy_, host, non_blocking=True), 1),
+            "device to host": (partial(host.copy_, source, non_blocking=True), 1),
         }
         for name, (act, factor) in kinds.items():
             seconds = statistics.median(cuda.timed(sizes.device, act, max(3, sizes.iterations), 2))
             yield floor("torch", name, size, seconds, factor * size)
-        del source, target, host, kinds
+        del source, target, host, kinds, act
         cuda.forget_peak(sizes.device)
 
 

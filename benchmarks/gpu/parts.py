@@ -22,12 +22,16 @@ from shardiff.system.processes import when_parent_ends
 
 @dataclass(frozen=True)
 class Part:
-    """name: also of its file. does: what it shows. where: module and function. seconds: that it may take at most."""
+    """name: also of its file. does: what it shows. where: module and function. seconds: at most, on a GPU."""
 
     name: str
     does: str
     where: tuple[str, str]
     seconds: int
+
+    def limit(self, device: str) -> int:
+        """Seconds that it may take; more in a rehearsal, whose machine may be a small one that does other things."""
+        return self.seconds if device == "cuda" else 3 * self.seconds
 
 
 WAVES = (

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from benchmarks.documents.figures import spread
-from benchmarks.gpu.sizes import Sizes, alone, mocked
+from benchmarks.gpu.sizes import Sizes, mocked, of_one
 from contract.strategy import Run
 from shardiff.compiling.hardware import has_compiler, parse
 from shardiff.record import Record, totals
@@ -21,16 +21,15 @@ WARM_UP = 2
 
 
 def one_device(sizes: Sizes, keep: Any) -> None:
-    """Every strategy and mesh at one rank, for this device and for the target."""
+    """Steps of one rank, for this device and for the target."""
     from shardiff.ranks.jax_devices import devices, prepare
 
     prepare(1, sizes.device)
     found: list[dict[str, Any]] = []
-    for implementation in ("annotated", "shard_map"):
-        for axes in alone():
-            run = Run(implementation, axes, replace(sizes.proof, dtype="float32"), microbatches=2)
-            found.append(compare(run, devices(1, sizes.device), 1))
-            keep({"programs": found})
+    for implementation, axes in of_one():
+        run = Run(implementation, axes, replace(sizes.step, dtype="float32"), microbatches=2)
+        found.append(compare(run, devices(1, sizes.device), 1))
+        keep({"programs": found})
 
 
 def one_of_many(sizes: Sizes, keep: Any) -> None:
@@ -39,8 +38,6 @@ def one_of_many(sizes: Sizes, keep: Any) -> None:
     On a GPU, jax's mock topology has hosts of one GPU each, of which this process is the first. Collectives do nothing
     there, so that what is timed is a rank's own work. On the CPU all ranks are in this process, and collectives work.
     """
-    import jax
-
     from benchmarks.gpu.jax_programs import arguments, compile_step, time_step
     from jax_impl.jax_versions import mock_hosts
     from shardiff.ranks.jax_devices import devices, prepare
@@ -59,7 +56,6 @@ def one_of_many(sizes: Sizes, keep: Any) -> None:
         seconds = time_step(compiled, arguments(lowered, compiled), sizes.iterations, WARM_UP)
         timed.append({**words(run), "ranks": ranks, "step_seconds": spread(seconds)})
         keep({"programs": found, "ranks": timed})
-        jax.clear_caches()
 
 
 def compare(run: Run, devices: Any, ranks: int, compiled: Any = None) -> dict[str, Any]:

@@ -29,7 +29,9 @@ def bytes_of_update(problem: Problem) -> int:
     return 7 * parameters(problem) * BYTES[problem.dtype]
 
 
-def device_rates(framework: str, problem: Problem, product: list[float], copy: list[float], moved: int) -> dict[str, Any]:
+def device_rates(
+    framework: str, problem: Problem, product: list[float], copy: list[float], moved: int
+) -> dict[str, Any]:
     """What the device does in a matrix product and in a copy that reads and writes `moved` bytes in all."""
     return {
         "framework": framework,

@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from benchmarks.gpu.parts import WAVES, Part
 from benchmarks.gpu.sizes import of
@@ -26,13 +26,17 @@ VARIABLES = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "PYTHONUNBUFFERED": "1",
 }
+OF_DEVICE = {
+    "cuda": {"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")},
+    "cpu": {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},  # threads that wait for each other say nothing here
+}
 
 
 def begin(device: str) -> Document:
     """The document before anything has run: plain JSON types, whose keys stay."""
     sizes = of(device)
     settings = {"device": device, "proof": asdict(sizes.proof), "step": asdict(sizes.step), "mocked": sizes.mocked}
-    waiting = [outcome(part, "not reached", 0.0, None, {}) for wave in WAVES for part in wave]
+    waiting = [outcome(part, device, "not reached", 0.0, None, {}) for wave in WAVES for part in wave]
     return {
         "kind": "gpu",
         "schema": 1,
@@ -45,14 +49,14 @@ def begin(device: str) -> Document:
     }
 
 
-def outcome(part: Part, status: str, seconds: float, reason: str | None, reached: Document) -> Document:
+def outcome(part: Part, device: str, status: str, seconds: float, reason: str | None, reached: Document) -> Document:
     """What became of a part, as the document has it."""
     return {
         "name": part.name,
         "does": part.does,
         "status": status,
         "seconds": seconds,
-        "limit_seconds": part.seconds,
+        "limit_seconds": part.limit(device),
         "reason": reason,
         "reached": reached,
     }
@@ -87,19 +91,20 @@ def sentence(result: Document) -> str:
     return f"{result['name']}: {result['status']} after {result['seconds']:.0f} s{reason}"
 
 
-def run_wave(parts: Sequence[Part], device: str, folder: Path, ends: float) -> Any:
+def run_wave(parts: Sequence[Part], device: str, folder: Path, ends: float) -> Iterator[Document]:
     """Run the parts at the same time and give what became of each as it ends. ends: a time.monotonic()."""
     started: dict[Part, tuple[subprocess.Popen[bytes], float, float]] = {}
     with ExitStack() as stack:
         for part in parts:
             now = time.monotonic()
             if ends - now < 1:
-                yield outcome(part, "not reached", 0.0, "no time was left", {})
+                yield outcome(part, device, "not reached", 0.0, "no time was left", {})
                 continue
             (folder / f"{part.name}.json").unlink(missing_ok=True)
             log = stack.enter_context(open(folder / f"{part.name}.log", "wb"))
-            process = stack.enter_context(_ended(start(part, device, folder, log)))
-            started[part] = process, now, min(now + part.seconds, ends)
+            process = start(part, device, folder, log)
+            stack.callback(end_if_running, process)
+            started[part] = process, now, min(now + part.limit(device), ends)
         while started:
             time.sleep(0.05)
             for part, (process, since, until) in list(started.items()):
@@ -113,33 +118,23 @@ def run_wave(parts: Sequence[Part], device: str, folder: Path, ends: float) -> A
                 if status == "out of time":
                     reason = f"it was ended after {until - since:.0f} s"
                 reached = read(folder / f"{part.name}.json")
-                yield outcome(part, status, time.monotonic() - since, reason, reached)
+                yield outcome(part, device, status, time.monotonic() - since, reason, reached)
 
 
 def start(part: Part, device: str, folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """A part's process, in a session of its own, so that all that it starts can be ended."""
     path = os.pathsep.join([str(ROOT), *(entry for entry in sys.path if entry)])
-    variables = {**os.environ, **VARIABLES, "PYTHONPATH": path}
-    if device == "cuda":
-        variables.setdefault("CUDA_VISIBLE_DEVICES", "0")
+    variables = {**os.environ, **VARIABLES, **OF_DEVICE[device], "PYTHONPATH": path}
     command = [sys.executable, "-m", "benchmarks.gpu.parts", part.name, device, str(folder / f"{part.name}.json")]
     return subprocess.Popen(
         command, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
     )
 
 
-class _ended:
-    """A process, ended with the block if it still runs."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-
-    def __enter__(self) -> subprocess.Popen[bytes]:
-        return self.process
-
-    def __exit__(self, *error: object) -> None:
-        if self.process.returncode is None:
-            end(self.process)
+def end_if_running(process: subprocess.Popen[bytes]) -> None:
+    """End a part that is left behind, as by Ctrl-C."""
+    if process.returncode is None:
+        end(process)
 
 
 def read(file: Path) -> Document:

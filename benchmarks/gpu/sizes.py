@@ -63,6 +63,12 @@ def shared() -> list[Axes]:
     return [*(one_axis(strategy, ranks) for ranks in (2, 4) for strategy in STRATEGIES), *meshes]
 
 
+def of_one() -> list[tuple[str, Axes]]:
+    """(implementation, axes) of the programs of one rank that are compiled for the device and for a target."""
+    mesh = parse_axes("dp=1,tp=1,pp=1")
+    return [("annotated", one_axis("single_device", 1)), ("annotated", mesh), ("shard_map", mesh)]
+
+
 def mocked(ranks: int) -> list[tuple[str, Axes]]:
     """(implementation, axes) of the programs of which one rank is run."""
     half = ranks // 2

@@ -47,9 +47,7 @@ def measure_rates(sizes: Sizes, problem: Problem, device: Any) -> dict[str, Any]
     return device_rates("jax", problem, product, copied, 2 * source.nbytes)
 
 
-def measure_step(
-    sizes: Sizes, name: str, problem: Problem, rates: dict[str, Any], device: Any
-) -> dict[str, Any]:
+def measure_step(sizes: Sizes, name: str, problem: Problem, rates: dict[str, Any], device: Any) -> dict[str, Any]:
     """The whole step, compiled as one program, as `jax_impl.train` compiles it."""
     run = Run(name, one_axis("single_device", 1), problem, device=sizes.device)
     lowered, compiled = compile_step(run, [device])

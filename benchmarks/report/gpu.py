@@ -31,8 +31,8 @@ def summary(result: Gpu) -> Iterator[str]:
     if programs := [program for part in result.parts for program in part.reached.programs]:
         alike = sum(not program.differences for program in programs)
         yield (
-            f"{alike} of {counted(len(programs), 'program')} that were compiled for the device have the same collectives "
-            "as for the target."
+            f"{alike} of {counted(len(programs), 'program')} that were compiled for the device have the same "
+            "collectives as for the target."
         )
     for part in result.parts:
         if part.status in ("failed", "out of time"):

@@ -58,9 +58,7 @@ def run_on_ranks(
 
 
 @contextmanager
-def workers(
-    world_size: int, device: str = "auto", timeout: float = TIMEOUT, staged: bool = False
-) -> Iterator[Workers]:
+def workers(world_size: int, device: str = "auto", timeout: float = TIMEOUT, staged: bool = False) -> Iterator[Workers]:
     """A pool for any number of calls of up to `world_size` ranks each. It leaves nothing behind.
 
     A rank has a default process group of just its call's ranks, and its share of the cores as torch threads unless

@@ -197,9 +197,7 @@ def _work(this: Rank, job: Job) -> None:
     this.report_phase("rendezvous")
     store = dist.FileStore(str(job.store), job.world_size)  # pyright: ignore[reportPrivateImportUsage]
     with _stderr_in_notes():
-        init_group(
-            device, job.timeout + 300, job.staged, store=store, rank=this.rank, world_size=job.world_size
-        )
+        init_group(device, job.timeout + 300, job.staged, store=store, rank=this.rank, world_size=job.world_size)
     this.report_phase("start-up")
     this.answer(function(device, *args))
     this.released.wait()  # a rank that closes its connections early would disturb those that still use them
