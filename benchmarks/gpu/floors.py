@@ -52,8 +52,6 @@ def copies(sizes: Sizes) -> Iterator[dict[str, Any]]:
         for name, (act, factor) in kinds.items():
             seconds = statistics.median(cuda.timed(sizes.device, act, max(3, sizes.iterations), 2))
             yield floor("torch", name, size, seconds, factor * size)
-        del source, target, host, kinds, act
-        cuda.forget_peak(sizes.device)
 
 
 def collectives(framework: str, sizes: Sizes) -> list[dict[str, Any]]:

@@ -111,12 +111,15 @@ def run_wave(parts: Sequence[Part], device: str, folder: Path, ends: float) -> I
                 late = time.monotonic() > until
                 if process.poll() is None and not late:
                     continue
-                status = "out of time" if process.returncode is None else "failed" if process.returncode else "done"
-                end(process)
+                timed_out = process.returncode is None
+                code = end(process)
                 del started[part]
-                reason = None if status == "done" else last_words(folder / f"{part.name}.log", process.returncode)
-                if status == "out of time":
-                    reason = f"it was ended after {until - since:.0f} s"
+                if timed_out:
+                    status, reason = "out of time", f"it was ended after {until - since:.0f} s"
+                elif code:
+                    status, reason = "failed", last_words(folder / f"{part.name}.log", code)
+                else:
+                    status, reason = "done", None
                 reached = read(folder / f"{part.name}.json")
                 yield outcome(part, device, status, time.monotonic() - since, reason, reached)
 

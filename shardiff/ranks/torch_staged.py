@@ -50,8 +50,8 @@ def register() -> None:
 class Staged(dist.ProcessGroup):
     """A process group; see above. Its methods, which are added below, take what those of every group take."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)  # pyright: ignore[reportCallIssue]  torch's stub has the other constructor alone
         self.on_host = dist.ProcessGroup(store, rank, size)
         gloo = dist.ProcessGroupGloo(store, rank, size, timeout)  # pyright: ignore[reportPrivateImportUsage]
         for group in (self.on_host, self):  # this one only for its name, which is kept by the backend
@@ -69,9 +69,9 @@ class Work(dist.Work):
         super().__init__()
         self.work, self.outputs = work, outputs
 
-    def wait(self, *timeout: timedelta) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the ranks that take part, then copy back, once."""
-        self.work.wait(*timeout)
+        self.work.wait() if timeout is None else self.work.wait(timeout)
         outputs, self.outputs = self.outputs, []
         with torch.no_grad():
             for device_tensor, host_tensor in outputs:
