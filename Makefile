@@ -4,7 +4,7 @@ EXTRAS ?= compilers,dev
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRAS)
 
-.PHONY: install demo test coverage faults fuzz long lint format mutants mutation clean
+.PHONY: install demo test coverage faults fuzz long gpu wheels lint format mutants mutation clean
 
 install: $(STAMP)
 	@:
@@ -34,6 +34,14 @@ fuzz: install
 
 long: install
 	@$(BIN)/python -m shared_tests.proof.long_runs
+
+# With the python that is there, and no network: DEVICE=cpu rehearses it, WHEELS=DIR holds packages that are missing.
+DEVICE ?= cuda
+gpu:
+	@$(PYTHON) -m benchmarks.gpu --device $(DEVICE) $(if $(WHEELS),--wheels $(WHEELS))
+
+wheels:
+	@$(PYTHON) -m benchmarks.gpu.wheels $(or $(WHEELS),$(error give a folder: make wheels WHEELS=DIR))
 
 mutants: install
 	@$(BIN)/python -m shared_tests.meta.mutants
