@@ -24,15 +24,18 @@ def quick_compilation() -> Iterator[None]:
 
 
 def quickly(step: Any) -> Callable[..., Any]:
-    """A function under jit, compiled when it is first called, without XLA's emitters of fused loops, in half the time.
+    """A function under jit, compiled when it is first called, without XLA's emitters of fused loops where jax has that
+    option, in half the time.
 
     They come last: how the program is split over devices, and what it communicates, is decided before.
     """
+    from jax_impl.jax_versions import WITHOUT_FUSION_EMITTERS
+
     compiled: list[Callable[..., Any]] = []
 
     def call(*args: Any) -> Any:
         if not compiled:
-            compiled.append(step.lower(*args).compile(compiler_options={"xla_cpu_use_fusion_emitters": False}))
+            compiled.append(step.lower(*args).compile(compiler_options=WITHOUT_FUSION_EMITTERS))
         return compiled[0](*args)
 
     return call
