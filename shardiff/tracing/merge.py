@@ -13,8 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from shardiff.program import Program
 from shardiff.record import Executions, Record, record
-from shardiff.tracing.calls import Call, Operation, Place, match_collectives, match_messages
+from shardiff.tracing.calls import NO_CALLS, Call, Operation, Place, match_collectives, match_messages
+from shardiff.tracing.steps import REST, SETUP, step_of
 
 
 class MismatchError(ValueError):
@@ -32,13 +34,43 @@ def merge(ranks: Sequence[Sequence[Call]]) -> list[Record]:
     In each group, and between each pair of ranks, only the first disagreement is reported, and what follows it there is
     not compared: the ranks have lost step.
     """
-    collectives, problems = match_collectives(ranks)
-    sends, received, more = match_messages(ranks)
-    operations = in_causal_order(ranks, collectives | sends, received)
-    records = combine(operations)
-    if problems or more:
-        raise MismatchError(problems + more, records)
+    records = [record for _, record in merge_steps(ranks)]
+    if problems := disagreements(ranks):
+        raise MismatchError(problems, records)
     return records
+
+
+def disagreements(ranks: Sequence[Sequence[Call]]) -> list[str]:
+    """A line for each, as `merge` reports them."""
+    return match_collectives(ranks)[1] + match_messages(ranks)[2]
+
+
+def merge_steps(ranks: Sequence[Sequence[Call]]) -> list[tuple[int, Record]]:
+    """Of what the ranks agree on: the records in causal order, each with its step, as `steps.step_of` numbers them."""
+    collectives, _ = match_collectives(ranks)
+    sends, received, _ = match_messages(ranks)
+    steps: dict[int, list[Operation]] = {}
+    numbers = [step_of(calls) for calls in ranks]
+    places = {id(operation): place for place, operation in reversed((collectives | sends).items())}
+    for operation in in_causal_order(ranks, collectives | sends, received):
+        rank, position = places[id(operation)]
+        steps.setdefault(numbers[rank][position], []).append(operation)
+    order = sorted(steps, key=lambda step: (step == REST, step))
+    return [(step, record) for step in order for record in combine(steps[step])]
+
+
+def program_of(ranks: Sequence[Sequence[Call]], label: str = "") -> Program:
+    """What the ranks agree on, as a Program of the whole run, and of each of its segments: set-up, steps, rest."""
+    found: dict[int, list[Record]] = {}
+    for step, record in merge_steps(ranks):
+        found.setdefault(step, []).append(record)
+    segments = {
+        name: Program(tuple(collapse(records)), f"{label}, {name}" if label else name)
+        for step, records in found.items()
+        for name in ["set-up" if step == SETUP else "rest" if step == REST else f"step {step}"]
+    }
+    everything = [record for records in found.values() for record in records]
+    return Program(tuple(collapse(everything)), label, segments=segments)
 
 
 def in_causal_order(
@@ -197,7 +229,7 @@ def own_records(calls: Sequence[Call]) -> list[Record]:
             got = sent_record(replace(call, rank=-1 if peer is None else peer, peer=call.rank))
             edges = None if peer is None else got.edges
             records.append(replace(got, wire_bytes=0, edges=edges, flags=(*got.flags, "received")))
-        elif call.op not in ("wait", "barrier"):
+        elif call.op not in (*NO_CALLS, "barrier"):
             records.append(collective_record([call]))
     return records
 

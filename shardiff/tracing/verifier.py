@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardiff.tracing.calls import MESSAGES, Call, Place, describe, disagreement, last_of, ranks_text, sides
+from shardiff.tracing.calls import MESSAGES, NO_CALLS, Call, Place, describe, disagreement, last_of, ranks_text, sides
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Verifier:
             self.of_rank[call.rank] = process
         place = call.rank, len(calls)
         calls.append(call if call.of is None else replace(call, of=call.of + process.first))
-        if call.op == "wait":
+        if call.op in NO_CALLS:
             self.learn_source(calls[-1])
         elif call.op in MESSAGES:
             self.message(call, place)
@@ -191,7 +191,7 @@ class Verifier:
 
     def learn_source(self, wait: Call) -> None:
         """A receive from anyone is done, and says from whom it was."""
-        if wait.peer is not None:
+        if wait.op == "wait" and wait.peer is not None:
             place = wait.rank, wait.of or 0
             box = self.mail[self.address(self.at(place))]
             box.from_any -= 1

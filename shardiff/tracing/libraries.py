@@ -1,0 +1,110 @@
+"""What is known of torch's own libraries beyond their public API. All of it is here, and missing parts are passed over.
+
+Which functions set up and do not train, whose gradients a bucket of DistributedDataParallel holds, which module an FSDP2
+unit belongs to, and what gloo must not take along.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+# Functions of torch, by their qualified names, in which nothing is trained yet: what they send is set-up.
+SETUP = {
+    "DeviceMesh.__init__",
+    "DistributedDataParallel.__init__",
+    "FullyShardedDataParallel.__init__",
+    "ZeroRedundancyOptimizer.__init__",
+    "PipelineStage._shape_inference",
+    "PipelineStage._prepare_forward_infra",
+    "PipelineStage._prepare_backward_infra",
+    "_PipelineSchedule._initialize_stage",
+    "PipelineScheduleSingle._initialize_stage",
+    "PipelineScheduleMulti._initialize_stages",
+    "distribute_module",
+    "distribute_tensor",
+    "fully_shard",
+    "init_device_mesh",
+    "init_process_group",
+    "new_group",
+    "parallelize_module",
+    "_prepare_module_for_ddp",
+    "_sync_module_states",
+}
+TAKEN_ALONG = "context"  # what torch.autograd keeps in each thread's C++ state since 2.12
+
+
+def in_setup(frame: FrameType) -> bool:
+    """Whether this frame, one of torch's, is of a function that sets up."""
+    return frame.f_code.co_qualname in SETUP
+
+
+def fsdp_unit(frame: FrameType) -> str | None:
+    """The module, by its path, of the FSDP2 unit that this frame, one of torch's, works for."""
+    if not frame.f_code.co_qualname.startswith("FSDPParamGroup."):
+        return None
+    name = getattr(frame.f_locals.get("self"), "_module_fqn", None)
+    return None if name is None else name or "the root module"
+
+
+def ddp_buckets(module: nn.Module) -> list[tuple[int, list[str]]]:
+    """The buckets of a DistributedDataParallel: bytes, and the parameters whose gradients are in each, in the order in
+    which they are sent. Until it has arranged them, after the first backward pass, they hold the parameters in reverse."""
+    with suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data: dict[str, Any] = module._get_ddp_logging_data()  # type: ignore[operator]
+        inner: Any = module.module
+        named = [(name, p) for name, p in inner.named_parameters() if p.requires_grad]
+        if data.get("has_rebuilt_buckets") and data.get("rebuilt_per_bucket_param_indices"):
+            groups = [[int(i) for i in text.split()] for text in data["rebuilt_per_bucket_param_indices"].split(",")]
+        else:
+            groups, left = [], list(reversed(range(len(named))))
+            for text in reversed(data.get("bucket_sizes", "").split(",")):
+                groups.append([])
+                size = int(text)
+                while left and size > 0:
+                    groups[-1].append(left.pop(0))
+                    size -= named[groups[-1][-1]][1].nbytes
+        return [(sum(named[i][1].nbytes for i in group), [named[i][0] for i in group]) for group in groups]
+    return []
+
+
+def is_ddp(module: nn.Module) -> bool:
+    return isinstance(module, nn.parallel.DistributedDataParallel)
+
+
+@contextmanager
+def nothing_taken_along() -> Iterator[None]:
+    """While gloo makes a call: it has nothing of Python's to free.
+
+    A call remembers the state of the thread that made it, and in it torch.autograd's "context", a Python object. gloo's
+    thread frees the call, and for that object it needs the GIL. Where a model is freed at that moment, its reducer
+    waits for gloo's thread to end, and has the GIL: so DistributedDataParallel hung at the end of a traced script.
+    """
+    core: Any = torch._C
+    if not hasattr(core, "_remove_obj_from_tls") or not core._is_key_in_tls(TAKEN_ALONG):
+        yield
+        return
+    kept = core._get_obj_in_tls(TAKEN_ALONG)
+    core._remove_obj_from_tls(TAKEN_ALONG)
+    try:
+        yield
+    finally:
+        core._stash_obj_in_tls(TAKEN_ALONG, kept)
+
+
+def backward_runs() -> bool:
+    """Whether autograd's engine runs in this thread now."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def modes() -> list[TorchDispatchMode]:
+    """The dispatch modes of this thread, outermost first."""
+    return _get_current_dispatch_mode_stack()
