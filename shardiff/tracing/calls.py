@@ -10,7 +10,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal
+
+from shardiff.record import Part
 
 
 @dataclass(frozen=True)
@@ -18,11 +20,12 @@ class Call:
     """One call of torch.distributed on one rank, or its wait for an earlier one. All ranks are global ones.
 
     rank: who calls. op: one of shardiff.record.OPS, or "send", "recv", "barrier"; "wait" for the end of an earlier call,
-    and "mark" for what is no call: see `MARKS`. payload_bytes: see there. shapes: of the tensors that were passed. group: its name; ranks: its members. reduction: sum, max, ...; None
-    where nothing is reduced. peer: root, target or source; None for a receive from anyone. to, by: bytes to and from
-    each member, where blocks can be uneven; empty means even ones. parts: as a Record's. of: the position, among this
-    rank's calls, of the call that a wait is for. detail: what it moves: a parameter's gradient, a module; of a mark, which
-    it is. batched: a message that was posted together with others.
+    "mark" for what is no call: see MARKS. payload_bytes: see there. shapes: of the tensors that were passed. group: its
+    name; ranks: its members. reduction: sum, max, ...; None where nothing is reduced. peer: root, target or source; None
+    for a receive from anyone. to, by: bytes to and from each member, where blocks can be uneven; empty means even ones.
+    parts: as a Record's. of: the position, among this rank's calls, of the call that a wait or a mark is for. detail:
+    what it moves: a parameter's gradient, a module; of a mark, what it says. moves: as a Record's. batched: a message
+    that was posted together with others. time: when it was made, in seconds since 1970.
     """
 
     rank: int
@@ -37,15 +40,17 @@ class Call:
     tag: int = 0
     to: tuple[int, ...] = ()
     by: tuple[int, ...] = ()
-    parts: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
     of: int | None = None
     axis: str | None = None
     phase: str = "forward"
     is_async: bool = False
     source: str | None = None
     detail: str | None = None
+    moves: Literal["parameter", "gradient", "activation"] | None = None
     flags: tuple[str, ...] = ()
     batched: bool = False
+    time: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain JSON types, without what is at its default; `Call.from_json` is its inverse."""
@@ -56,6 +61,7 @@ class Call:
         """Inverse of `to_json`, also after a trip through JSON, which turns tuples into lists."""
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         values["shapes"] = tuple(map(tuple, fields.get("shapes", ())))
+        values["parts"] = tuple(Part(**part) for part in fields.get("parts", ()))
         return Call(**values)
 
 

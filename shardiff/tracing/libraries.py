@@ -1,7 +1,7 @@
-"""What is known of torch's own libraries beyond their public API. All of it is here, and missing parts are passed over.
+"""What is known of torch beyond its public API. All of it is here, and what a version does not have is passed over.
 
-Which functions set up and do not train, whose gradients a bucket of DistributedDataParallel holds, which module an FSDP2
-unit belongs to, and what gloo must not take along.
+Which functions set up and do not train, whose gradients a bucket of DistributedDataParallel holds, which module an
+FSDP2 unit belongs to, and what gloo must not take along.
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ def fsdp_unit(frame: FrameType) -> str | None:
 
 
 def ddp_buckets(module: nn.Module) -> list[tuple[int, list[str]]]:
-    """The buckets of a DistributedDataParallel: bytes, and the parameters whose gradients are in each, in the order in
-    which they are sent. Until it has arranged them, after the first backward pass, they hold the parameters in reverse."""
+    """The buckets of a DistributedDataParallel, as they are sent: bytes, and whose gradients are in each.
+
+    Until it has arranged them, after the first backward pass, they hold the parameters in reverse order. Not to be asked
+    for in a backward pass: its reducer would wait for itself.
+    """
     with suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data: dict[str, Any] = module._get_ddp_logging_data()  # type: ignore[operator]

@@ -8,13 +8,14 @@ pipeline sends in one tick. A receive counts where it is waited for, because it 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from shardiff.program import Program
-from shardiff.record import Executions, Record, record
+from shardiff.record import BITS, Executions, Record, num_bytes, record
 from shardiff.tracing.calls import NO_CALLS, Call, Operation, Place, match_collectives, match_messages
 from shardiff.tracing.steps import REST, SETUP, step_of
 
@@ -34,7 +35,7 @@ def merge(ranks: Sequence[Sequence[Call]]) -> list[Record]:
     In each group, and between each pair of ranks, only the first disagreement is reported, and what follows it there is
     not compared: the ranks have lost step.
     """
-    records = [record for _, record in merge_steps(ranks)]
+    records = [each for _, each in merge_steps(ranks)]
     if problems := disagreements(ranks):
         raise MismatchError(problems, records)
     return records
@@ -56,21 +57,21 @@ def merge_steps(ranks: Sequence[Sequence[Call]]) -> list[tuple[int, Record]]:
         rank, position = places[id(operation)]
         steps.setdefault(numbers[rank][position], []).append(operation)
     order = sorted(steps, key=lambda step: (step == REST, step))
-    return [(step, record) for step in order for record in combine(steps[step])]
+    return [(step, each) for step in order for each in combine(steps[step])]
 
 
 def program_of(ranks: Sequence[Sequence[Call]], label: str = "") -> Program:
     """What the ranks agree on, as a Program of the whole run, and of each of its segments: set-up, steps, rest."""
     found: dict[int, list[Record]] = {}
-    for step, record in merge_steps(ranks):
-        found.setdefault(step, []).append(record)
+    for step, each in merge_steps(ranks):
+        found.setdefault(step, []).append(each)
     segments = {
         name: Program(tuple(collapse(records)), f"{label}, {name}" if label else name)
         for step, records in found.items()
         for name in ["set-up" if step == SETUP else "rest" if step == REST else f"step {step}"]
     }
-    everything = [record for records in found.values() for record in records]
-    return Program(tuple(collapse(everything)), label, segments=segments)
+    everything = collapse(each for records in found.values() for each in records)
+    return Program(tuple(everything), label, segments=segments)
 
 
 def in_causal_order(
@@ -196,7 +197,15 @@ def collective_record(calls: Sequence[Call]) -> Record:
         parts=call.parts,
         reduction=call.reduction,
         detail=next((call.detail for call in calls if call.detail), None),
+        root=call.ranks.index(call.peer) if call.peer in call.ranks else None,
+        shape=call.shapes[0] if len(call.shapes) == 1 and is_payload(call) else None,
+        moves=next((call.moves for call in calls if call.moves), None),
     )
+
+
+def is_payload(call: Call) -> bool:
+    """Whether the bytes of the one tensor that was passed are the payload; those of a gather's input are not."""
+    return num_bytes(math.prod(call.shapes[0]), call.dtype) == call.payload_bytes if call.dtype in BITS else False
 
 
 def sent_record(call: Call) -> Record:

@@ -6,7 +6,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from shardiff.tracing.where import user_file
 
 NO_NAMES = ("undefined", "default_pg", "mesh_default", "")
 Span = tuple[int, int]
+Moved = tuple[Literal["parameter", "gradient", "activation"], str]  # a Record's `moves` and `detail`
 
 
 class Names:
@@ -30,7 +31,7 @@ class Names:
         self.find = params is None
         self.roots: list[tuple[str, dict[str, Tensor]]] = []  # the models: variable, parameters
         self.paths: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self.ddp: list[weakref.ref[nn.Module]] = []
+        self.buckets: weakref.WeakKeyDictionary[nn.Module, list[tuple[int, list[str]]]] = weakref.WeakKeyDictionary()
         self.sent: dict[int, int] = {}  # payload of a bucket -> how many of that size were sent in this backward pass
         self.meshes: weakref.WeakSet[DeviceMesh] = weakref.WeakSet()
         self.axes: dict[str, str] = {}
@@ -41,7 +42,6 @@ class Names:
             return
         for path, each in module.named_modules():
             self.paths.setdefault(each, path)
-        self.ddp += [weakref.ref(each) for each in module.modules() if is_ddp(each)]
         if not self.find:
             return
         known = {id(p) for _, params in self.roots for p in params.values()}
@@ -56,9 +56,9 @@ class Names:
             f"{root}.{name}" if clash else name: p for root, params in self.roots for name, p in params.items()
         }
 
-    def detail(self, tensors: Iterable[Tensor]) -> str | None:
+    def moved(self, tensors: Iterable[Tensor]) -> Moved | None:
         """Whose gradient, or which parameter, lies in the memory of these tensors."""
-        spans = [span(t) for t in tensors]
+        spans = [span(t) for t in tensors] if self.params else []
         found: dict[str, list[str]] = {"gradient": [], "": []}
         for name, p in self.params.items() if spans else ():
             for kind, t in (("gradient", p.grad if p.is_leaf or p.retains_grad else None), ("", p)):
@@ -67,19 +67,23 @@ class Names:
                     break
         for kind, whose in found.items():
             if whose:
-                return gradients(whose) if kind else listed(whose)
+                return gradients(whose) if kind else ("parameter", listed(whose))
         return None
 
-    def bucket(self, payload_bytes: int) -> str | None:
+    def bucket(self, payload_bytes: int) -> Moved | None:
         """The gradients in a bucket of this size, of a DistributedDataParallel that sends it now."""
-        for ref in self.ddp:
-            module = ref()
-            fitting = [names for size, names in ddp_buckets(module) if size == payload_bytes] if module else []
+        for buckets in self.buckets.values():
+            fitting = [names for size, names in buckets if size == payload_bytes]
             if fitting:
                 number = self.sent.get(payload_bytes, 0)
                 self.sent[payload_bytes] = number + 1
                 return gradients(fitting[number % len(fitting)])
         return None
+
+    def note_buckets(self, module: nn.Module) -> None:
+        """Of a DistributedDataParallel whose forward pass has ended: in its backward pass they cannot be asked for."""
+        if is_ddp(module):
+            self.buckets[module] = ddp_buckets(module)
 
     def axis(self, group: Any) -> str | None:
         """What a group is called: by an axis of a DeviceMesh, or as its maker has described it."""
@@ -121,8 +125,8 @@ def variable(module: nn.Module, taken: list[str]) -> str:
     return name if name not in taken else f"{name}{len(taken) + 1}"
 
 
-def gradients(names: list[str]) -> str:
-    return f"gradient{'s' * (len(names) > 1)} of {listed(names)}"
+def gradients(names: list[str]) -> Moved:
+    return "gradient", f"gradient{'s' * (len(names) > 1)} of {listed(names)}"
 
 
 def listed(names: list[str]) -> str:

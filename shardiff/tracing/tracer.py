@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -264,10 +265,11 @@ class Tracer:
                 self.values.parameters(module)
         running.append(self.names.paths.get(module, ""))
 
-    def module_ends(self, *_: Any) -> None:
+    def module_ends(self, module: nn.Module, *_: Any) -> None:
         """A module's forward has returned or raised."""
         if not torch.compiler.is_compiling() and self.thread.running:
             self.thread.running.pop()
+            self.names.note_buckets(module)
 
     def optimizer_ends(self, *_: Any) -> None:
         """An optimizer's step has ended, perhaps inside another's."""
@@ -298,6 +300,7 @@ class Tracer:
             if self.pid != os.getpid():  # in a child that was forked from the middle of it
                 self.pid = os.getpid()
                 self.calls.clear()
+            call = replace(call, time=time.time())
             self.calls.append(call)
             self.tell(call)
             return len(self.calls) - 1
@@ -308,13 +311,14 @@ class Tracer:
         phase, running = self.phases.of(at), self.thread.running
         if phase != "backward":
             self.names.sent.clear()
-        moved = self.names.detail(tensors_in(args)) if self.names.params else None
+        moved = self.names.moved(tensors_in(args))
         if moved is None and at.reducer and phase == "backward" and call.op == "all_reduce":
             moved = self.names.bucket(call.payload_bytes)
         if moved is None and at.unit is not None:
-            moved = at.unit if call.op == "all_gather" else f"gradients of {at.unit}"
-        moved = moved or next((path for path in reversed(running) if path), None)
-        return self.note(replace(call, phase=phase, detail=moved))
+            gathered = call.op == "all_gather"
+            moved = ("parameter", at.unit) if gathered else ("gradient", f"gradients of {at.unit}")
+        moves, detail = moved or (None, next((path for path in reversed(running) if path), None))
+        return self.note(replace(call, phase=phase, detail=detail, moves=moves))
 
     def expect(self, result: Any, positions: list[int]) -> None:
         """Remember the Work that an operator returned, to know when it is waited for."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardiff.tracing.calls import MESSAGES, NO_CALLS, Call, Place, describe, disagreement, last_of, ranks_text, sides
+from shardiff.tracing.silent import suspicion
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,13 @@ class Mailbox:
 class Verifier:
     """What is known of all processes, each under a key.
 
-    num_processes: as many begin for certain; others may. Times are seconds of any clock. After every event, `released`
+    num_processes: as many begin for certain; others may. strict: ranks that move different things, or come from different
+    lines, may not go on either. Times are seconds of any clock. After every event, `released`
     says who may go on, and `verdict` is set as soon as the program cannot.
     """
 
-    def __init__(self, num_processes: int) -> None:
+    def __init__(self, num_processes: int, strict: bool = False) -> None:
+        self.strict = strict
         self.verdict: Verdict | None = None
         self.calls: dict[int, list[Call]] = defaultdict(list)
         self.processes: dict[Hashable, Process] = {}
@@ -154,6 +157,9 @@ class Verifier:
             texts = [f"{describe(c)}{why}" for c, why in zip(calls, disagreement(calls) or (), strict=True)]
             return self.conclude("mismatch", f"{self.where(place)}: {sides(members, texts)}")
         column[call.rank] = place
+        members = [rank for rank in call.ranks if rank in column]
+        if self.strict and (text := suspicion([self.at(column[rank]) for rank in members])):
+            return self.conclude("mismatch", f"{self.where(place)}: {text}")
         self.ages.setdefault((group, number), now)
         if len(column) == len(call.ranks):
             del self.columns[group, number], self.ages[group, number]

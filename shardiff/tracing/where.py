@@ -14,6 +14,7 @@ from shardiff.tracing.libraries import fsdp_unit, in_setup
 
 TORCH = str(Path(torch.__file__).parent)
 NOT_THE_USER = (TORCH, str(Path(__file__).parents[1]), "<frozen", "<eval_with_key>")
+DISPATCHING = ("_python_dispatch.py", "_ops.py", "_compile.py", "eval_frame.py")  # between a mode and its operator
 WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py", "threading.py")
 LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib")})
 
@@ -49,7 +50,7 @@ def where() -> Where:
         elif name.startswith(TORCH):
             if not found.source and not library:
                 found.functions.add(code.co_name)
-            if first and not name.endswith(("_python_dispatch.py", "_ops.py")):
+            if first and not name.endswith(DISPATCHING):
                 found.reducer, first = code.co_name == "_engine_run_backward", False
             found.setup = found.setup or in_setup(frame)
             found.unit = found.unit or fsdp_unit(frame)
