@@ -30,8 +30,8 @@ class Sum:
 
 @dataclass(frozen=True)
 class Kind:
-    """Records that differ in numbers of layers alone. record: the first; detail: with * for what differs; calls and bytes
-    in all."""
+    """Records that differ in numbers of layers alone. record: the first; detail: with * for what differs; calls and
+    bytes in all."""
 
     record: Record
     detail: str
@@ -108,8 +108,8 @@ def summarize(records: Iterable[Record]) -> Summary:
 def by_rank(records: Sequence[Record]) -> list[Share]:
     """The share of every rank that takes part in something, where that is known of all records; else none.
 
-    A message counts for its sender. Sums over all records count more where ranks do different things, as the stages of a
-    pipeline do, or groups that reduce different amounts.
+    A message counts for its sender. Sums over all records count more where ranks do different things, as the stages of
+    a pipeline do, or groups that reduce different amounts.
     """
     shares: dict[int, list[int]] = {}
     for r in records:

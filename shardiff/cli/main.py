@@ -124,8 +124,8 @@ def trace(
         bool,
         typer.Option(
             "--strict",
-            help="Verify, and stop also where ranks meet in one collective with different parameters, or from different "
-            "lines; without it that is a warning.",
+            help="Verify, and stop also where ranks meet in one collective with different parameters, or from "
+            "different lines; without it that is a warning.",
         ),
     ] = False,
     values: Annotated[
@@ -140,8 +140,8 @@ def trace(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="How long all ranks may be idle without making a call: 300 by default. Ranks that compute are not idle. "
-            "With --verify, how long a rank may keep others waiting: 30 by default.",
+            help="How long all ranks may be idle without making a call: 300 by default. Ranks that compute are not "
+            "idle. With --verify, how long a rank may keep others waiting: 30 by default.",
         ),
     ] = None,
     steps: Annotated[

@@ -237,9 +237,9 @@ def jax_note(asked: Request, program: Program) -> list[str]:
         path = Path(spec.origin or "") if spec else Path(asked.target)
         text = path.read_text(errors="replace")
         if not program.records and re.search(r"^\s*(import jax|from jax)\b", text, re.MULTILINE):
-            name = path.name
             return [
-                f"{name} uses JAX, whose collectives XLA derives when it compiles; trace sees torch.distributed. Write a "
-                f"function step(mesh) that returns (function, arguments), and: shardiff compile {name}:step --target cpu:8"
+                f"{path.name} uses JAX, whose collectives XLA derives when it compiles; trace sees torch.distributed. "
+                "Write a function step(mesh) that returns (function, arguments), and run: "
+                f"shardiff compile {path.name}:step --target cpu:8 --mesh dp=8"
             ]
     return []

@@ -19,13 +19,13 @@ from shardiff.record import Part
 class Call:
     """One call of torch.distributed on one rank, or its wait for an earlier one. All ranks are global ones.
 
-    rank: who calls. op: one of shardiff.record.OPS, or "send", "recv", "barrier"; "wait" for the end of an earlier call,
-    "mark" for what is no call: see MARKS. payload_bytes: see there. shapes: of the tensors that were passed. group: its
-    name; ranks: its members. reduction: sum, max, ...; None where nothing is reduced. peer: root, target or source; None
-    for a receive from anyone. to, by: bytes to and from each member, where blocks can be uneven; empty means even ones.
-    parts: as a Record's. of: the position, among this rank's calls, of the call that a wait or a mark is for. detail:
-    what it moves: a parameter's gradient, a module; of a mark, what it says. moves: as a Record's. batched: a message
-    that was posted together with others. time: when it was made, in seconds since 1970.
+    rank: who calls. op: one of shardiff.record.OPS, or "send", "recv", "barrier"; "wait" for the end of an earlier
+    call, "mark" for what is no call: see MARKS. payload_bytes: see there. shapes: of the tensors that were passed.
+    group: its name; ranks: its members. reduction: sum, max, ...; None where nothing is reduced. peer: root, target or
+    source; None for a receive from anyone. to, by: bytes to and from each member, where blocks can be uneven; empty
+    means even ones. parts: as a Record's. of: the position, among this rank's calls, of the call that a wait or a mark
+    is for. detail: what it moves: a parameter's gradient, a module; of a mark, what it says. moves: as a Record's.
+    batched: a message that was posted together with others. time: when it was made, in seconds since 1970.
     """
 
     rank: int

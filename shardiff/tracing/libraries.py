@@ -1,14 +1,13 @@
 """What is known of torch beyond its public API. All of it is here, and what a version does not have is passed over.
 
-Which functions set up and do not train, whose gradients a bucket of DistributedDataParallel holds, which module an
-FSDP2 unit belongs to, and what gloo must not take along.
+Which functions set up and do not train, whose gradients a bucket of DistributedDataParallel holds, and which module an
+FSDP2 unit belongs to.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -38,7 +37,6 @@ SETUP = {
     "_prepare_module_for_ddp",
     "_sync_module_states",
 }
-TAKEN_ALONG = "context"  # what torch.autograd keeps in each thread's C++ state since 2.12
 
 
 def in_setup(frame: FrameType) -> bool:
@@ -57,8 +55,8 @@ def fsdp_unit(frame: FrameType) -> str | None:
 def ddp_buckets(module: nn.Module) -> list[tuple[int, list[str]]]:
     """The buckets of a DistributedDataParallel, as they are sent: bytes, and whose gradients are in each.
 
-    Until it has arranged them, after the first backward pass, they hold the parameters in reverse order. Not to be asked
-    for in a backward pass: its reducer would wait for itself.
+    Until it has arranged them, after the first backward pass, they hold the parameters in reverse order. In a backward
+    pass nobody may ask: its reducer would wait for itself.
     """
     with suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -81,26 +79,6 @@ def ddp_buckets(module: nn.Module) -> list[tuple[int, list[str]]]:
 
 def is_ddp(module: nn.Module) -> bool:
     return isinstance(module, nn.parallel.DistributedDataParallel)
-
-
-@contextmanager
-def nothing_taken_along() -> Iterator[None]:
-    """While gloo makes a call: it has nothing of Python's to free.
-
-    A call remembers the state of the thread that made it, and in it torch.autograd's "context", a Python object. gloo's
-    thread frees the call, and for that object it needs the GIL. Where a model is freed at that moment, its reducer
-    waits for gloo's thread to end, and has the GIL: so DistributedDataParallel hung at the end of a traced script.
-    """
-    core: Any = torch._C
-    if not hasattr(core, "_remove_obj_from_tls") or not core._is_key_in_tls(TAKEN_ALONG):
-        yield
-        return
-    kept = core._get_obj_in_tls(TAKEN_ALONG)
-    core._remove_obj_from_tls(TAKEN_ALONG)
-    try:
-        yield
-    finally:
-        core._stash_obj_in_tls(TAKEN_ALONG, kept)
 
 
 def backward_runs() -> bool:

@@ -12,7 +12,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -116,6 +116,9 @@ class Server:
         verdict = self.verifier.verdict
         return verdict and replace(verdict, running=tuple(connection.stack for connection in verdict.running))
 
+    def started(self, pids: Sequence[int]) -> None:
+        """They say so themselves."""
+
     def accept(self, listening: Any) -> None:
         new, _ = listening.accept()
         self.selector.register(new, selectors.EVENT_READ, Connection(new))
@@ -160,8 +163,8 @@ class Server:
 
 @contextmanager
 def serve(path: str, num_processes: int, timeout: float, strict: bool = False) -> Iterator[Server]:
-    """A verifier at this path. num_processes: those that come for certain. timeout: seconds that one may wait. strict: as
-    of a Verifier."""
+    """A verifier at this path. num_processes: those that come for certain. timeout: seconds that one may wait. strict:
+    as of a Verifier."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen(1024)

@@ -60,10 +60,14 @@ def merge_steps(ranks: Sequence[Sequence[Call]]) -> list[tuple[int, Record]]:
     return [(step, each) for step in order for each in combine(steps[step])]
 
 
-def program_of(ranks: Sequence[Sequence[Call]], label: str = "") -> Program:
-    """What the ranks agree on, as a Program of the whole run, and of each of its segments: set-up, steps, rest."""
+def program_of(ranks: Sequence[Sequence[Call]], label: str = "", alone: bool = False) -> Program:
+    """What the ranks agree on, as a Program of the whole run, and of each of its segments: set-up, steps, rest.
+
+    alone: what one rank sees, without the others, as `own_records` tells it.
+    """
     found: dict[int, list[Record]] = {}
-    for step, each in merge_steps(ranks):
+    told = [pair for calls in ranks for pair in own_steps(calls)] if alone else merge_steps(ranks)
+    for step, each in told:
         found.setdefault(step, []).append(each)
     segments = {
         name: Program(tuple(collapse(records)), f"{label}, {name}" if label else name)
@@ -228,18 +232,24 @@ def sent_record(call: Call) -> Record:
 
 def own_records(calls: Sequence[Call]) -> list[Record]:
     """What one rank sees alone. A receive is a permute too, with no bytes on this rank's wire, flagged "received"."""
+    return [each for _, each in own_steps(calls)]
+
+
+def own_steps(calls: Sequence[Call]) -> list[tuple[int, Record]]:
+    """The same, each with its step."""
+    steps = step_of(calls)
     sources = {call.of: call.peer for call in calls if call.op == "wait"}
-    records = []
+    records: list[tuple[int, Record]] = []
     for i, call in enumerate(calls):
         if call.op == "send":
-            records.append(sent_record(call))
+            records.append((steps[i], sent_record(call)))
         elif call.op == "recv":
             peer = sources.get(i) if call.peer is None else call.peer
             got = sent_record(replace(call, rank=-1 if peer is None else peer, peer=call.rank))
             edges = None if peer is None else got.edges
-            records.append(replace(got, wire_bytes=0, edges=edges, flags=(*got.flags, "received")))
+            records.append((steps[i], replace(got, wire_bytes=0, edges=edges, flags=(*got.flags, "received"))))
         elif call.op not in (*NO_CALLS, "barrier"):
-            records.append(collective_record([call]))
+            records.append((steps[i], collective_record([call])))
     return records
 
 

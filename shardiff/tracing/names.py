@@ -47,7 +47,7 @@ class Names:
         known = {id(p) for _, params in self.roots for p in params.values()}
         inner = module.module if is_ddp(module) else module
         assert isinstance(inner, nn.Module)
-        new = {name: p for name, p in inner.named_parameters() if id(p) not in known}
+        new: dict[str, Tensor] = {name: p for name, p in inner.named_parameters() if id(p) not in known}
         if new:
             self.roots.append((variable(module, [name for name, _ in self.roots]), new))
         names = [name for _, params in self.roots for name in params]

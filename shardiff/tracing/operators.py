@@ -112,8 +112,8 @@ def reduction(value: Any) -> str | None:
     """sum, avg, max, ...: functional collectives have it as text, the others as an object with the number of one."""
     if value is None or isinstance(value, str):
         return value and value.lower()
-    kinds: dict[str, Any] = dist.ReduceOp.RedOpType.__members__
-    names = {int(member): name.lower() for name, member in kinds.items()}
+    kinds: Any = dist.ReduceOp.RedOpType
+    names = {int(member): name.lower() for name, member in kinds.__members__.items()}
     return names.get(value.op()) if "op" in value._method_names() else None
 
 

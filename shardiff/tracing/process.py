@@ -16,7 +16,6 @@ import importlib.util
 import json
 import multiprocessing.spawn
 import os
-import pickle
 import runpy
 import signal
 import sys
@@ -33,11 +32,13 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from shardiff.tracing.calls import Call
 from shardiff.tracing.link import Link, StoppedError
+from shardiff.tracing.sending import receive
 from shardiff.tracing.settings import ROOT, Settings, spawn_command
 from shardiff.tracing.stacks import answer
 from shardiff.tracing.tracer import capture
 
 PATIENCE = 10.0  # seconds in which to be ended
+SETTLE = 0.02
 
 
 def main(settings: str, before: Collection[str]) -> None:
@@ -79,7 +80,7 @@ def run(given: Settings, space: dict[str, Any]) -> None:
         space |= {"__file__": path, "__loader__": importlib.machinery.SourceFileLoader("__main__", path)}
         exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), space)
     else:
-        function, arguments = pickle.loads(Path(given.target).read_bytes())
+        function, arguments = receive(Path(given.target).read_bytes())
         with own_group():
             function(*arguments)
 
@@ -179,13 +180,17 @@ def noted(given: Settings, rank: int | None) -> Callable[[bool], None]:
     Returns what is to be told whether the program has ended well.
     """
     stack, ended = ExitStack(), [False]
-    first: dict[str, Any] = {"first_phase": "forward" if given.kind == "function" else "other", "values": given.values}
+    groups: dict[str, Any] = {}
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(groups))  # for good: what would end a group waits for gloo's threads
+    phase = "forward" if given.kind == "function" else "other"
+    first: dict[str, Any] = {"first_phase": phase, "values": given.values, "groups": groups}
     if given.verifier:
         link = Link(given.verifier, given.directory, rank)
         stack.callback(lambda: link.end(ended[0]))
         stack.enter_context(capture(tell=or_end(link.tell), hold=or_end(link.hold), **first))
     else:
         stack.enter_context(capture(tell=writer(given.directory), **first))
+    stack.callback(time.sleep, SETTLE)  # gloo's threads may have Python objects to free, which they cannot do later
     atexit.register(stack.close)  # the first to be registered is the last to run
 
     def end(well: bool) -> None:

@@ -23,7 +23,10 @@ SETTLE = 5.0  # and to show an error of their own when that is why the others ca
 
 
 class Watch(Protocol):
-    """What looks on while the processes run. step: for so many seconds; idle: whether it has seen the last of them."""
+    """What looks on while the processes run. started: which they are; step: for so many seconds; idle: whether it has
+    seen the last of them."""
+
+    def started(self, pids: Sequence[int]) -> None: ...
 
     def step(self, patience: float) -> Verdict | None: ...
 
@@ -71,6 +74,7 @@ def run(launch: Launch, watch: Watch) -> tuple[int, Verdict | None]:
                         start_new_session=True,  # Ctrl-C comes here only, and what a rank starts can be ended
                     )
                 )
+        watch.started([process.pid for process in processes])
         status, verdict = wait(processes, watch, 0 if nproc else int(os.environ["RANK"]))
         if verdict and verdict.kind == "stuck":
             for pid, stack in ask(map(str, verdict.running)).items():

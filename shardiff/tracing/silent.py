@@ -1,7 +1,7 @@
 """What is wrong, or may be, though all collectives fit together. Needs no torch.
 
-Ranks may meet in a collective of one op, shape and type and yet move different parameters, or come from different lines;
-replicas may have drifted apart; messages may depend on an order that only some backends keep.
+Ranks may meet in a collective of one op, shape and type and yet move different parameters, or come from different
+lines; replicas may have drifted apart; messages may depend on an order that only some backends keep.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ from shardiff.tracing.calls import Call, describe
 
 
 def as_perfetto(ranks: Sequence[Sequence[Call]]) -> str:
-    """A process for each rank. A call that was waited for is a span, from when it was made until then; another, whose end
-    cannot be seen, an instant. The ends of steps are instants too. Times are this machine's clock, in microseconds from
-    the first call."""
+    """A process for each rank. A call that was waited for is a span, from when it was made until then; another, whose
+    end cannot be seen, is an instant, and so is the end of a step. Times are in microseconds from the first call."""
     start = min((call.time for calls in ranks for call in calls), default=0.0)
     events: list[dict[str, Any]] = []
     for rank, calls in enumerate(ranks):

@@ -46,8 +46,8 @@ class Options:
 @dataclass(frozen=True)
 class Traced:
     """status: the program's exit status, that of the first process to fail. verdict: why it was stopped, if it was.
-    program: what its ranks agree on. errors: what is wrong, a line each; warnings: what may be; notes: what else a reader
-    should know. raised: rank -> the error that ended it, where it is known. calls: all, by rank."""
+    program: what its ranks agree on. errors: what is wrong, a line each; warnings: what may be; notes: what else a
+    reader should know. raised: rank -> the error that ended it, where it is known. calls: all, by rank."""
 
     status: int
     verdict: Verdict | None
@@ -108,8 +108,12 @@ class Silence:
 
     def __init__(self, directory: Path, timeout: float) -> None:
         self.directory, self.timeout = directory, timeout
-        self.sizes: dict[Path, int] = {}
+        self.sizes: dict[Path, int] | None = None
         self.silence = processes.Silence(timeout, ())
+        self.pids: set[int] = set()
+
+    def started(self, pids: Sequence[int]) -> None:
+        self.pids |= set(pids)
 
     def step(self, patience: float) -> Verdict | None:
         time.sleep(patience)
@@ -118,7 +122,8 @@ class Silence:
         sizes = {path: path.stat().st_size for path in self.directory.iterdir()}
         if sizes != self.sizes:
             self.sizes = sizes
-            self.silence.pids = tuple(int(path.stem) for path in sizes if path.suffix == ".stack")
+            self.pids |= {int(path.stem) for path in sizes if path.suffix == ".stack"}
+            self.silence.pids = tuple(self.pids)
             self.silence.heard()
         working = time.monotonic() - self.silence.idle_since < 0.5 * self.timeout  # as long as it likes
         if not self.silence.over() or working:

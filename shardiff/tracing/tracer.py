@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardiff.ranks.c10d import C10D
 from shardiff.record import Record
 from shardiff.tracing.calls import MESSAGES, Call
-from shardiff.tracing.libraries import modes, nothing_taken_along
+from shardiff.tracing.libraries import modes
 from shardiff.tracing.merge import own_records
 from shardiff.tracing.names import Names
 from shardiff.tracing.operators import OPERATORS, calls_of, is_fake, short_name, tensors_in
@@ -68,14 +68,16 @@ def capture(
     hold: Callable[[int], None] = lambda position: None,
     first_phase: str = "forward",
     values: bool = False,
+    groups: dict[str, Any] | None = None,
 ) -> Iterator[list[Call]]:
     """The calls that this process makes inside the `with`, for `merge`.
 
     tell: is given each, before it runs. hold: is called with the position of a call before this process waits for it:
     as it is made, or where an asynchronous one is waited for. first_phase: "other" for a program that sets up first.
-    values: note the values of results and parameters too, for `shardiff.tracing.values.differences`.
+    values: note the values of results and parameters too, for `shardiff.tracing.silent.differences`. groups: keeps the
+    process groups that are seen: see Tracer.
     """
-    tracer = Tracer(names, tell, hold, first_phase, values)
+    tracer = Tracer(names, tell, hold, first_phase, values, groups)
     with ExitStack() as stack:
         phases = tracer.phases
         stack.callback(register_optimizer_step_pre_hook(phases.optimizer_begins).remove)
@@ -138,16 +140,16 @@ def _every_thread(tracer: Tracer) -> Iterator[None]:
 
         return method
 
-    def start(thread: threading.Thread) -> None:
-        run = thread.run
+    def start(self: threading.Thread) -> None:
+        run = self.run
 
         def traced() -> None:
             with Mode(tracer):
                 run()
 
         if tracer.open:
-            thread.run = traced
-        thread_start(thread)
+            self.run = traced
+        thread_start(self)
 
     thread_start = threading.Thread.start
     originals = {name: getattr(dist.ProcessGroup, name) for name in C10D if hasattr(dist.ProcessGroup, name)}
@@ -190,7 +192,12 @@ class OfThread(threading.local):
 
 
 class Tracer:
-    """Turns operators into calls, and knows in which phase, and for which parameter or module, they run."""
+    """Turns operators into calls, and knows in which phase, and for which parameter or module, they run.
+
+    groups: keeps every process group that is seen, for as long as it is kept itself. A tensor that a mode has seen is a
+    Python object, for whose end gloo's thread needs the GIL. Where DistributedDataParallel is the last to hold a group,
+    its reducer waits, with the GIL, for that thread to end; so it must not be the last while the thread has work.
+    """
 
     def __init__(
         self,
@@ -199,12 +206,14 @@ class Tracer:
         hold: Callable[[int], None],
         first_phase: str = "forward",
         values: bool = False,
+        groups: dict[str, Any] | None = None,
     ) -> None:
         self.calls: list[Call] = []
         self.pid, self.lock, self.open = os.getpid(), threading.Lock(), True
         self.tell, self.hold = tell, hold
         self.phases = Phases(first_phase, self.mark)
         self.names = Names(names)
+        self.groups = {} if groups is None else groups
         self.values = Values(self.mark) if values else None
         self.thread = OfThread()
         self.unwaited: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # Work -> its calls
@@ -231,8 +240,7 @@ class Tracer:
                 self.hold(i)
         self.thread.inside = True
         try:
-            with nothing_taken_along():
-                result = func(*args, **kwargs)
+            result = func(*args, **kwargs)
         finally:
             self.thread.inside = False
         if func.namespace == "c10d":
@@ -246,7 +254,12 @@ class Tracer:
         return result
 
     def calls_of(self, func: Any, args: Any, kwargs: Any, at: Where) -> list[Call]:
-        return calls_of(func, args, kwargs, at, self.names.axis, self.not_seen)
+        return calls_of(func, args, kwargs, at, self.axis, self.not_seen)
+
+    def axis(self, group: Any) -> str | None:
+        """What a group is called; it is kept from now on."""
+        self.groups[f"{id(group)}"] = group
+        return self.names.axis(group)
 
     def sees_this_thread(self) -> bool:
         """Whether a mode of this tracer sees what the thread that asks calls, or the tracer has ended."""

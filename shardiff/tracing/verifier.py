@@ -30,7 +30,7 @@ class Verdict:
     kind: str
     text: str
     failed: bool = False
-    running: tuple[Hashable, ...] = ()
+    running: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -59,8 +59,8 @@ class Mailbox:
 class Verifier:
     """What is known of all processes, each under a key.
 
-    num_processes: as many begin for certain; others may. strict: ranks that move different things, or come from different
-    lines, may not go on either. Times are seconds of any clock. After every event, `released`
+    num_processes: as many begin for certain; others may. strict: ranks that move different things, or come from
+    different lines, may not go on either. Times are seconds of any clock. After every event, `released`
     says who may go on, and `verdict` is set as soon as the program cannot.
     """
 
@@ -117,7 +117,7 @@ class Verifier:
             for (group, number), column in self.columns.items():
                 self.missed(group, number, column, rank)
 
-    def released(self) -> list[Hashable]:
+    def released(self) -> list[Any]:
         """Who was held and may go on: nobody after a verdict, which it is if none of them can ever be freed."""
         if self.verdict:
             return []
