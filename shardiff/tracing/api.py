@@ -90,7 +90,7 @@ def tracing(*, merge: bool = True) -> Iterator[Program]:
     program = Program((), "this rank")
     calls: list[Call] = []
     try:
-        with capture() as calls:
+        with capture(first_phase="other") as calls:
             yield program
     except BaseException:
         _fill(program, own_view(calls))

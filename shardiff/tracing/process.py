@@ -182,8 +182,7 @@ def noted(given: Settings, rank: int | None) -> Callable[[bool], None]:
     stack, ended = ExitStack(), [False]
     groups: dict[str, Any] = {}
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(groups))  # for good: what would end a group waits for gloo's threads
-    phase = "forward" if given.kind == "function" else "other"
-    first: dict[str, Any] = {"first_phase": phase, "values": given.values, "groups": groups}
+    first: dict[str, Any] = {"first_phase": "other", "values": given.values, "groups": groups}
     if given.verifier:
         link = Link(given.verifier, given.directory, rank)
         stack.callback(lambda: link.end(ended[0]))
