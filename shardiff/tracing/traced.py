@@ -24,6 +24,7 @@ from shardiff.tracing.torchrun import exchange, shared, under_torchrun
 from shardiff.tracing.verifier import Verdict
 
 SILENCE, KEPT_WAITING = 300.0, 30.0  # seconds: the default limits, without and with verification
+START = 60.0  # seconds that the processes have in any case to begin
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Silence:
         self.sizes: dict[Path, int] | None = None
         self.silence = processes.Silence(timeout, ())
         self.pids: set[int] = set()
+        self.began = time.monotonic()
 
     def started(self, pids: Sequence[int]) -> None:
         self.pids |= set(pids)
@@ -120,7 +122,8 @@ class Silence:
         if self.timeout == math.inf:
             return None
         sizes = {path: path.stat().st_size for path in self.directory.iterdir()}
-        if sizes != self.sizes:
+        starting = not sizes and time.monotonic() < self.began + START  # it imports torch
+        if sizes != self.sizes or starting:
             self.sizes = sizes
             self.pids |= {int(path.stem) for path in sizes if path.suffix == ".stack"}
             self.silence.pids = tuple(self.pids)

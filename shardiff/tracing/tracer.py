@@ -282,6 +282,7 @@ class Tracer:
         """A module's forward has returned or raised."""
         if not torch.compiler.is_compiling() and self.thread.running:
             self.thread.running.pop()
+            self.phases.evaluates = self.phases.evaluates and bool(self.thread.running)
             self.names.note_buckets(module)
 
     def optimizer_ends(self, *_: Any) -> None:
