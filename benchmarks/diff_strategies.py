@@ -1,23 +1,20 @@
-"""What `shardiff diff` does: the three columns of a diff, from a real run, from a compiler, and from a formula."""
+"""The diff of a strategy: what a real run communicates, what a compiler derives, and what the closed form says."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from math import prod
 from typing import Any
 
 from contract import cost
 from contract.problem import Problem
-from contract.strategy import AXES, STRATEGIES, Run
-from shardiff.diff.files import fails, side
+from contract.strategy import STRATEGIES, Run, one_axis, parse_axes
+from shardiff.diff.files import side
 from shardiff.diff.rules import Row, align, unexplained
-from shardiff.mesh import Mesh
-from shardiff.ranks.watchdog import watched
+from shardiff.ranks.silence import watched
 from shardiff.record import Record, totals
 
 MOST_TRACED = 16  # ranks that a laptop can run; for more, the explicit side is its closed form
@@ -48,7 +45,7 @@ class Diff:
             "strategy": self.run.strategy,
             "implementation": self.run.implementation,
             "target": self.target,
-            "mesh": {AXES[self.run.strategy] or "one": self.run.degree},
+            "mesh": dict(self.run.mesh.axes),
             "explicit": {**side(self.explicit), "traced": self.traced},
             "derived": {**side(self.derived), "memory": self.memory, "work": self.work},
             "closed_form": {**side(self.closed_form), "implementation_totals": totals(own_formula)},
@@ -75,7 +72,9 @@ def compute(
 
     explicit_runs = list(dict.fromkeys(replace(run, implementation="torch") for run, _ in runs))
     with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(trace_all, [run for run in explicit_runs if run.degree <= MOST_TRACED], progress, timeout)
+        pending = pool.submit(
+            trace_all, [run for run in explicit_runs if run.world_size <= MOST_TRACED], progress, timeout
+        )
         progress(f"compiling for {', '.join(dict.fromkeys(str(target) for _, target in runs))}")
         with watched("the compiler", timeout):
             compiled = targets.compile_all(runs, precision)
@@ -85,8 +84,7 @@ def compute(
         written = replace(run, implementation="torch")
         closed_form = cost.communication(written)
         explicit = traced.get(written, closed_form)
-        axis = AXES[run.strategy]
-        derived = Mesh(((axis, run.degree),) if axis else ()).named(hlo.read(result.hlo).records)
+        derived = run.mesh.named(hlo.read(result.hlo).records)
         diffs.append(
             Diff(
                 run,
@@ -106,7 +104,7 @@ def compute(
 def trace_all(runs: Sequence[Run], progress: Callable[[str], None], timeout: float = 30) -> dict[Run, list[Record]]:
     """What each explicit run communicates in one step, traced in real processes."""
     from shardiff.ranks.torch_pool import workers
-    from shardiff.ranks.torch_rank import no_new_cache
+    from shardiff.ranks.torch_starter import no_new_cache
 
     with no_new_cache():
         from torch_impl.traced import trace_run
@@ -114,9 +112,9 @@ def trace_all(runs: Sequence[Run], progress: Callable[[str], None], timeout: flo
     if not runs:
         return {}
     records = {}
-    with workers(max(run.degree for run in runs), "cpu", timeout) as pool:
+    with workers(max(run.world_size for run in runs), "cpu", timeout) as pool:
         for run in runs:
-            progress(f"tracing {run.strategy} on {run.degree} ranks")
+            progress(f"tracing {run.strategy} on {run.world_size} ranks")
             records[run] = trace_run(replace(run, device="cpu"), pool)
     return records
 
@@ -138,58 +136,21 @@ def plan(
     for strategy in strategies:
         if strategy not in STRATEGIES:
             raise ValueError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
-    if mesh is not None:
-        axis, _, ranks = mesh.partition("=")
-        for strategy in strategies:
-            if axis != AXES[strategy] or not (ranks.isascii() and ranks.isdigit()):
-                raise ValueError(f"the mesh of {strategy} has one axis: {AXES[strategy]}=N, got {mesh!r}")
-        if degree not in (None, int(ranks)):
-            raise ValueError(f"mesh {mesh} and degree {degree} do not agree; give one of them")
-        degree = int(ranks)
     if degree is not None and degree < 1:
         raise ValueError(f"degree must be at least 1, got {degree}")
+    axes = None
+    if mesh is not None:
+        axes = parse_axes(mesh, tuple(strategies))
+        ranks = prod(axis.size for axis in axes)
+        if degree not in (None, ranks):
+            raise ValueError(f"mesh {mesh} and degree {degree} do not agree; give one of them")
+        degree = ranks
     pairs = []
-    for strategy, text in itertools.product(strategies, targets or [f"cpu:{degree or 4}"]):
+    for strategy, text in itertools.product(strategies if axes is None else [""], targets or [f"cpu:{degree or 4}"]):
         target = parse(text)
         ranks = degree or target.num_devices
         if ranks > target.num_devices:
             raise ValueError(f"degree {ranks} needs {ranks} devices, {target} has {target.num_devices}")
-        pairs.append((Run(implementation, strategy, ranks, problem, microbatches=microbatches), target))
+        run = Run(implementation, axes or one_axis(strategy, ranks), problem, microbatches=microbatches)
+        pairs.append((run, target))
     return pairs
-
-
-def show(
-    pairs: Sequence[tuple[Run, Any]],
-    precision: str,
-    fail_on: str | None,
-    png: Path | None,
-    as_json: bool,
-    timeout: float = 30,
-) -> int:
-    """Compute and print the diffs, one JSON object a line or as tables; returns 1 for what `fail_on` names, else 0."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from benchmarks import diff_view
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("")
-        diffs = compute(pairs, precision, lambda text: progress.update(task, description=text), timeout)
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
-    for diff in diffs:
-        if as_json:
-            print(json.dumps(diff.to_json()))
-            continue
-        problem = diff.run.problem
-        sizes = f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {problem.dtype}"
-        heading = f"{diff.run.strategy}, {diff.run.implementation}, for {diff.target} ({diff.run.mesh}): {sizes}"
-        console.print(f"[bold]{heading}[/]")
-        for part in diff_view.tables(diff):
-            console.print(part)
-        console.print()
-    if png is not None:
-        for strategy, group in itertools.groupby(diffs, lambda diff: diff.run.strategy):
-            several = diffs[0].run.strategy != diffs[-1].run.strategy
-            diff_view.picture(list(group), png.with_stem(f"{png.stem}_{strategy}") if several else png)
-    return int(any(fails(diff.rows, fail_on) for diff in diffs))

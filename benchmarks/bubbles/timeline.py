@@ -6,23 +6,10 @@ All times are nanoseconds of time.perf_counter_ns, CLOCK_MONOTONIC on Linux: one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from benchmarks.documents.bubbles import BUSY, Event
 from contract.schedule import Action, Schedule
-
-BUSY = ("forward", "backward")
-
-
-class Event(NamedTuple):
-    """What a rank did from start to end. kind: "forward" or "backward" of a microbatch, "wait" (for data to arrive or
-    to be sent), "send" (handing data over), and for compiled programs "communication" and "compute"."""
-
-    rank: int
-    kind: str
-    microbatch: int | None
-    start: int
-    end: int
-    name: str = ""
 
 
 def span(events: Sequence[Event]) -> tuple[int, int]:
@@ -41,7 +28,7 @@ def bubble(events: Sequence[Event]) -> float:
 
 def durations(events: Sequence[Event]) -> dict[tuple[int, Action], int]:
     """(stage, action) -> nanoseconds."""
-    return {(e.rank, Action(e.kind, e.microbatch or 0)): e.end - e.start for e in events if e.kind in BUSY}
+    return {(e.rank, Action(e.kind, e.rank, 0, e.microbatch or 0)): e.end - e.start for e in events if e.kind in BUSY}
 
 
 def replay(schedule: Schedule, taken: Mapping[tuple[int, Action], int]) -> list[Event]:
@@ -83,7 +70,7 @@ def from_zero(events: Sequence[Event]) -> list[Event]:
 def label(event: Event) -> str:
     """F0, B3; another event's own name, or its kind."""
     if event.kind in BUSY and event.microbatch is not None:
-        return str(Action(event.kind, event.microbatch))
+        return str(Action(event.kind, event.rank, 0, event.microbatch))
     return event.name or event.kind
 
 

@@ -40,7 +40,7 @@ FULL = {
 PATIENCE = 5.0  # seconds that an interrupted command has to end
 COMMAND = """
 import signal, sys
-from shardiff.ranks.processes import when_parent_ends
+from shardiff.system.processes import when_parent_ends
 when_parent_ends(signal.SIGKILL)
 from shardiff.cli.main import main
 sys.exit(main())
@@ -95,7 +95,7 @@ def measure(section: str, line: str, directory: Path) -> Document:
     if section == "diff":
         document = diffs(line)
     elif section == "check":
-        device = "cuda" if machine.num_gpus() >= Run().degree else "cpu"
+        device = "cuda" if machine.num_gpus() >= Run().world_size else "cpu"
         document = {"kind": section, "schema": SCHEMA, "settings": {"device": device}, **json.loads(output(line))}
     else:
         bench(line, file)

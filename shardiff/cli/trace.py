@@ -65,14 +65,18 @@ def refusal(asked: Request) -> str | None:
         return f"{script}: {'is a directory' if script.is_dir() else 'no such file'}"
     elif not os.access(script, os.R_OK):
         return f"{script}: cannot be read"
-    if "RANK" in os.environ and not under_torchrun():
+    try:
+        here = under_torchrun()
+    except ValueError as error:
+        return str(error)
+    if "RANK" in os.environ and not here:
         return "RANK is set, but not by torchrun: unset it, or start shardiff by torchrun"
-    if under_torchrun() and nproc not in (None, int(os.environ["WORLD_SIZE"])):
-        return f"torchrun has started {os.environ['WORLD_SIZE']} processes already, so nproc cannot be {nproc}"
+    if here and nproc not in (None, here.world_size):
+        return f"torchrun has started {here.world_size} processes already, so nproc cannot be {nproc}"
     if timeout is not None and not 0 < timeout < math.inf:
         return f"timeout must be a number of seconds above 0, got {timeout}"
     verify = asked.options.verify or asked.options.strict
-    if verify and under_torchrun() and os.environ["WORLD_SIZE"] != os.environ.get("LOCAL_WORLD_SIZE"):
+    if verify and here and here.world_size != here.local_world_size:
         return "verify needs all processes on one machine, and torchrun has others elsewhere"
     if asked.format not in FORMATS:
         return f"unknown format {asked.format!r}; known: {', '.join(FORMATS)}"

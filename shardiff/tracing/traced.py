@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardiff.program import Program
-from shardiff.ranks import processes
+from shardiff.ranks import silence
 from shardiff.tracing import silent
 from shardiff.tracing.calls import Call, last_of
 from shardiff.tracing.link import serve
@@ -69,8 +69,8 @@ def trace_program(
     kind, target: as of Settings. label: the Program's. Returns the status alone on a rank that rank 0 speaks for.
     """
     joined = under_torchrun()
-    num_ranks = int(os.environ["WORLD_SIZE"]) if joined else nproc or 1
-    speaks = not joined or os.environ["RANK"] == "0"
+    num_ranks = joined.world_size if joined else nproc or 1
+    speaks = not joined or joined.rank == 0
     verify = options.verify or options.strict
     address, server = "", None
     with ExitStack() as stack:
@@ -110,7 +110,7 @@ class Silence:
     def __init__(self, directory: Path, timeout: float) -> None:
         self.directory, self.timeout = directory, timeout
         self.sizes: dict[Path, int] | None = None
-        self.silence = processes.Silence(timeout, ())
+        self.silence = silence.Silence(timeout, ())
         self.pids: set[int] = set()
         self.began = time.monotonic()
 

@@ -14,7 +14,7 @@ import pytest
 
 from contract.proof import CLAIMS
 from shared_tests import evidence
-from shared_tests.meta.edited import edited, edited_source
+from shared_tests.edited import edited, edited_source
 from shared_tests.meta.mutants.__main__ import PARTS, Line, table
 from shared_tests.meta.mutants.in_copy import ROOT, first_failure
 from shared_tests.meta.mutants.judge import judge
@@ -122,8 +122,8 @@ def test_an_edit_ends_with_its_block():
         edited("jax_impl.model", [("approximate=False", "approximate=True")]),
     ):
         inside = importlib.import_module("jax_impl.train")
-        strategy = importlib.import_module("jax_impl.shard_map.single_device")
+        strategy = importlib.import_module("jax_impl.shard_map.tensor_parallel")
         assert inside is not before and strategy.gelu is sys.modules["jax_impl.model"].gelu
         raise RuntimeError("inside")
     assert importlib.import_module("jax_impl.train") is before is sys.modules["jax_impl"].train
-    assert importlib.import_module("jax_impl.shard_map.single_device").gelu is not strategy.gelu
+    assert importlib.import_module("jax_impl.shard_map.tensor_parallel").gelu is not strategy.gelu

@@ -10,7 +10,7 @@ from typing import Any
 from contract import reference
 from contract.strategy import Run
 from shared_tests import evidence
-from shared_tests.meta.edited import Edit, edited
+from shared_tests.edited import Edit, edited
 from shared_tests.meta.mutants.training import RAISES, STUCK, Mutant
 from shared_tests.on_ranks import train_edited
 from shared_tests.quick import quick_compilation
@@ -57,6 +57,6 @@ def run_edited(run: Run, module: str, edits: Sequence[Edit], pool: Any, hangs: b
 
     usual, pool.timeout = pool.timeout, STUCK_AFTER if hangs else pool.timeout
     try:
-        return train.assemble(run, pool.call(train_edited, run, module, edits, world_size=run.degree))
+        return train.assemble(run, pool.call(train_edited, run, module, edits, world_size=run.world_size))
     finally:
         pool.timeout = usual
