@@ -107,14 +107,14 @@ def test_a_baseline_is_written_and_compared(
         (["--fail-on", "all_gather"], "'all_gather' is no budget: write WORDS > SIZE"),
         (["--baseline", "absent.json"], "absent.json: no such file; --update-baseline writes it"),
         (["--update-baseline"], "--update-baseline needs --baseline FILE"),
-        (["--baseline", "train.py"], "train.py: no JSON"),
-        (["-m"], "'train.py' is no"),
+        (["--baseline", "train.py"], "train.py: not JSON"),
+        (["-m", "./train.py"], "'./train.py' is no name of a module"),
     ],
 )
 def test_wrong_input_is_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["trace", *arguments, "./train.py" if arguments == ["-m"] else "train.py"]) == 2
+    assert cli.main(["trace", *arguments, "train.py"]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and says.replace("'train.py' is no", "is no name of a module") in err
+    assert out == "" and err.count("\n") == 1 and says in err
 
 
 def test_a_script_that_uses_jax_is_told_what_to_do(

@@ -283,15 +283,15 @@ def test_a_run_is_told_by_step(marks: str, steps: list[int]) -> None:
 def test_ranks_that_meet_with_different_parameters_or_from_different_lines_are_told_once() -> None:
     swapped = [[call(r, "all_reduce", detail=f"gradient of {name}", source="a.py:1") for name in names]
                for r, names in enumerate(("abab", "baba"))]  # fmt: skip
-    first, second = suspicions(swapped)
-    assert first == (
+    lines = suspicions(swapped)
+    assert len(lines) == 2 and lines[0] == (
         "group 0 (ranks 0, 1), call 1: rank 0: all_reduce float32 16 B [4] (gradient of a) at a.py:1; "
         "rank 1: all_reduce float32 16 B [4] (gradient of b) at a.py:1 (2 times)"
     )
-    assert "call 2: rank 0" in second
+    assert "call 2: rank 0" in lines[1]
     assert not suspicions([[replace(each, detail="x") for each in calls] for calls in swapped])
-    [lines] = suspicions([[call(0, "all_reduce")], [call(1, "all_reduce")]])
-    assert "at a.py:0" in lines and "at b.py:1" in lines
+    [line] = suspicions([[call(0, "all_reduce")], [call(1, "all_reduce")]])
+    assert "at a.py:0" in line and "at b.py:1" in line
     assert not suspicions([[call(r, "broadcast", peer=0)] for r in PAIR]), "a root has a line of its own"
 
 
@@ -309,8 +309,9 @@ def test_replicas_that_differ_are_told_by_the_first() -> None:
         return mark(rank, f"parameter {json.dumps(about)}")
 
     assert not differences([[replica(0, "11")], [replica(1, "11")]])
-    [line] = differences([[replica(0, "11")], [replica(1, "22")]])
-    assert line == "the parameter weight differs between replicas after step 3: rank 0: 11; rank 1: 22"
+    assert differences([[replica(0, "11")], [replica(1, "22")]]) == [
+        "the parameter weight differs between replicas after step 3: rank 0: 11; rank 1: 22"
+    ]
 
 
 def test_unbatched_messages_among_more_than_two_ranks_are_pointed_out() -> None:
