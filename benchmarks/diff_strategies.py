@@ -1,21 +1,18 @@
-"""What `shardiff diff` does: the three columns of a diff, from a real run, from a compiler, and from a formula."""
+"""The diff of a strategy: what a real run communicates, what a compiler derives, and what the closed form says."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from contract import cost
 from contract.problem import Problem
 from contract.strategy import STRATEGIES, Run, one_axis, parse_axes
-from shardiff.diff.files import fails, side
+from shardiff.diff.files import side
 from shardiff.diff.rules import Row, align, unexplained
 from shardiff.ranks.silence import watched
 from shardiff.record import Record, totals
@@ -87,7 +84,7 @@ def compute(
         written = replace(run, implementation="torch")
         closed_form = cost.communication(written)
         explicit = traced.get(written, closed_form)
-        derived = run.mesh.named(hlo.read(result.hlo).collectives)
+        derived = run.mesh.named(hlo.read(result.hlo).records)
         diffs.append(
             Diff(
                 run,
@@ -157,40 +154,3 @@ def plan(
         run = Run(implementation, axes or one_axis(strategy, ranks), problem, microbatches=microbatches)
         pairs.append((run, target))
     return pairs
-
-
-def show(
-    pairs: Sequence[tuple[Run, Any]],
-    precision: str,
-    fail_on: str | None,
-    png: Path | None,
-    as_json: bool,
-    timeout: float = 30,
-) -> int:
-    """Compute and print the diffs, one JSON object a line or as tables; returns 1 for what `fail_on` names, else 0."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from benchmarks import diff_view
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("")
-        diffs = compute(pairs, precision, lambda text: progress.update(task, description=text), timeout)
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
-    for diff in diffs:
-        if as_json:
-            print(json.dumps(diff.to_json()))
-            continue
-        problem = diff.run.problem
-        sizes = f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {problem.dtype}"
-        heading = f"{diff.run.strategy}, {diff.run.implementation}, for {diff.target} ({diff.run.mesh}): {sizes}"
-        console.print(f"[bold]{heading}[/]")
-        for part in diff_view.tables(diff):
-            console.print(part)
-        console.print()
-    if png is not None:
-        for strategy, group in itertools.groupby(diffs, lambda diff: diff.run.strategy):
-            several = diffs[0].run.strategy != diffs[-1].run.strategy
-            diff_view.picture(list(group), png.with_stem(f"{png.stem}_{strategy}") if several else png)
-    return int(any(fails(diff.rows, fail_on) for diff in diffs))

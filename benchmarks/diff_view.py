@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks import terminal
 from benchmarks.diff_strategies import Diff
+from contract.strategy import Run
 from shardiff.diff.rules import step_bytes
 from shardiff.diff.view import COLOURS, OTHER, render, rule_notes
 from shardiff.record import PHASES, Record, totals
@@ -17,20 +19,28 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def tables(diff: Diff) -> list[RenderableType]:
-    """The rows in phases, then the three columns of totals, then a sentence for each rule."""
-    return render(diff.explicit, diff.derived, diff.rows, "written", "derived") + [totals_table(diff), notes(diff)]
+def parts(diff: Diff) -> Iterator[RenderableType]:
+    """All that is printed: the rows in phases, the three columns of totals, a sentence for each rule."""
+    from rich.text import Text
+
+    run = diff.run
+    yield Text(f"{run.strategy}, {run.implementation}, for {diff.target} ({run.mesh}): {sizes(run)}", style="bold")
+    yield from render(diff.explicit, diff.derived, diff.rows, "written", "derived")
+    yield totals_table(diff)
+    yield notes(diff)
+    yield ""
+
+
+def sizes(run: Run) -> str:
+    """The problem in words."""
+    problem = run.problem
+    return f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {problem.dtype}"
 
 
 def totals_table(diff: Diff) -> RenderableType:
-    """Calls, payload and wire bytes of a rank in one step: traced, derived, closed form, and the ratios to the last."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("of a rank in one step")
-    for name in ("calls", "payload", "wire bytes", "of closed form"):
-        table.add_column(name, justify="right")
+    """Calls, payload and wire bytes of a rank in a step: traced, derived and by the closed form, with ratios to it."""
+    numbers = ["calls", "payload", "wire bytes", "of closed form"]
+    table = terminal.table(["one rank, one step"], numbers, gap=2)
     formula = step_bytes(diff.closed_form)
     written = "written, traced" if diff.traced else "written, closed form (too many ranks to run here)"
     columns = ((written, diff.explicit), ("derived, compiled", diff.derived), ("closed form", diff.closed_form))
@@ -49,7 +59,7 @@ def notes(diff: Diff) -> str:
 
 
 def work(diff: Diff) -> str:
-    """What a device computes and moves beside communicating, in a line of its own; "" where it was not read."""
+    """What a device computes and moves besides communicating, in a line of its own; "" if it is not known."""
     if not diff.work:
         return ""
     w = diff.work
@@ -60,6 +70,14 @@ def work(diff: Diff) -> str:
     )
     parts = [f"{w[many]} {one if w[many] == 1 else many} of {amount}" for one, many, amount in kinds if w[many]]
     return f"\nwork of a device: {', '.join(parts)}" if parts else ""
+
+
+def pictures(diffs: Sequence[Diff], path: Path) -> None:
+    """A picture for each strategy, whose name is added to that of the file where there are several."""
+    strategies = list(dict.fromkeys(diff.run.strategy for diff in diffs))
+    for strategy in strategies:
+        mine = [diff for diff in diffs if diff.run.strategy == strategy]
+        picture(mine, path.with_stem(f"{path.stem}_{strategy}") if len(strategies) > 1 else path)
 
 
 def picture(diffs: Sequence[Diff], path: Path) -> None:
@@ -93,9 +111,8 @@ def picture(diffs: Sequence[Diff], path: Path) -> None:
     axes.set_xlim(left=0)
     axes.spines[["top", "right"]].set_visible(False)
     run = diffs[0].run
-    sizes = f"batch {run.problem.batch}, width {run.problem.width}, {run.problem.layers} layers, {run.problem.dtype}"
     axes.set_title(
-        f"{run.strategy}: written in torch, derived by XLA from {run.implementation} JAX\n{sizes}", loc="left"
+        f"{run.strategy}: written in torch, derived by XLA from {run.implementation} JAX\n{sizes(run)}", loc="left"
     )
     legend = [Patch(facecolor=colour, label=op) for op, colour in used.items()]
     legend.append(Patch(facecolor="#bbbbbb", edgecolor="white", hatch="///", label="in the backward pass"))

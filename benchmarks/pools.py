@@ -24,7 +24,7 @@ def collectives_of(text: str) -> tuple[int, str]:
     """Payload bytes of all collectives of an HLO text, and how many there are of each op."""
     records = []
     with suppress(ValueError):
-        records = hlo.read(text).collectives
+        records = hlo.read(text).records
     size = sum(record.payload_bytes * (record.executions.max or 1) for record in records)
     ops = Counter(record.op for record in records)
     return size, ", ".join(f"{count} {op}" for op, count in ops.items()) or "no collectives"

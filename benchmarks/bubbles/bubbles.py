@@ -124,7 +124,7 @@ def block(run: Run) -> str:
 def measure(
     plan: Plan,
     save: Callable[[dict[str, Any]], object] = lambda document: None,
-    starting: Callable[[str], None] = lambda what: None,
+    starting: Callable[[str], object] = lambda what: None,
     kept: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The document. save: called with it whenever it has grown; kept: an interrupted run's document, whose blocks are

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.collectives.timing import IDENTITIES, OPS, Side, expected, lengths, measure, values
+from benchmarks.collectives.timing import IDENTITIES, Side, expected, lengths, measure, values
+from benchmarks.documents.collectives import OPS
 from shardiff.ranks.rank import report_progress
 from torch_impl import collectives as c
 

@@ -4,57 +4,57 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+
+from msgspec import to_builtins
 
 from benchmarks import diff_view as strategy_view
 from benchmarks.diff_strategies import Diff
+from benchmarks.documents.diff import Diffs
 from benchmarks.report.blocks import BAD, FAIR, GOOD, Block, Cell, Details, Items, Table, Text, from_rich
 from benchmarks.report.pictures import Draw
-from contract.problem import Problem
-from contract.strategy import Run, parse_axes
 from shardiff.diff import view as diff_view
 from shardiff.diff.rules import Row, step_bytes
-from shardiff.record import Record, totals
+from shardiff.record import totals
 from shardiff.system.words import size
 
-Document = dict[str, Any]
 
-
-def diffs(document: Document) -> list[Diff]:
-    """Inverse of Diff.to_json for all diffs of a result."""
-    s = document["settings"]
-    problem = Problem(s["batch"], s["width"], s["layers"], s["dtype"])
-    result = []
-    for one in document["diffs"]:
-        mesh, names = one["mesh"], tuple(one["strategy"].split(" x "))
-        axes = parse_axes(",".join(f"{name}={size}" for name, size in mesh.items()), names)
-        run = Run(one["implementation"], axes, problem, microbatches=s["microbatches"])
-        records = {
-            side: [Record.from_json(record) for record in one[side]["records"]]
-            for side in ("explicit", "derived", "closed_form")
-        }
+def diffs(result: Diffs) -> list[Diff]:
+    """The diffs of a result, as `shardiff diff` shows them."""
+    made = []
+    for one, run in zip(result.diffs, result.runs_of_diffs(), strict=True):
         rows = [
             Row(
-                row["verdict"],
-                tuple((row["rule"] or "").split("+")) if row["rule"] else (),
-                tuple(row["explicit"]),
-                tuple(row["derived"]),
-                row["bytes"],
-                row["why"],
+                row.verdict,
+                tuple(row.rule.split("+")) if row.rule else (),
+                tuple(row.explicit),
+                tuple(row.derived),
+                {"explicit": row.bytes.explicit, "derived": row.bytes.derived},
+                row.why,
             )
-            for row in one["rows"]
+            for row in one.rows
         ]
-        fields = {
-            "traced": one["explicit"]["traced"],
-            "memory": one["derived"]["memory"],
-            "work": one["derived"].get("work"),
+        records = {
+            "explicit": one.explicit.records,
+            "derived": one.derived.records,
+            "closed_form": one.closed_form.records,
         }
-        result.append(Diff(run=run, target=one["target"], rows=rows, **records, **fields))
-    return result
+        work = to_builtins(one.derived.work)
+        made.append(
+            Diff(
+                run=run,
+                target=one.target,
+                rows=rows,
+                traced=one.explicit.traced,
+                memory=one.derived.memory,
+                work=work,
+                **records,
+            )
+        )
+    return made
 
 
-def summary(document: Document) -> Iterator[str]:
-    found = diffs(document)
+def summary(result: Diffs) -> Iterator[str]:
+    found = diffs(result)
     targets, strategies = {one.target for one in found}, {one.run.strategy for one in found}
     verdicts = [row.verdict for one in found for row in one.rows]
     same, rewritten = verdicts.count("same"), verdicts.count("rewritten")
@@ -70,8 +70,8 @@ def summary(document: Document) -> Iterator[str]:
         yield f"{text}, {most:.2f} times at most ({last.run.strategy}, {last.target})."
 
 
-def blocks(document: Document, draw: Draw) -> Iterator[Block]:
-    found = diffs(document)
+def blocks(result: Diffs, draw: Draw) -> Iterator[Block]:
+    found = diffs(result)
     for strategy in dict.fromkeys(one.run.strategy for one in found):
         mine = [one for one in found if one.run.strategy == strategy]
         yield diff_table(strategy, mine)
@@ -85,7 +85,7 @@ def blocks(document: Document, draw: Draw) -> Iterator[Block]:
             table = records_table(one)
             alike.setdefault(repr(table), (table, []))[1].append(one.target)
         yield from (Details(f"{strategy} for {', '.join(names)}", [table]) for table, names in alike.values())
-    yield from (Text(f"{one['target']} was left out: {one['reason']}", "warning") for one in document["skipped"])
+    yield from (Text(f"{one.target} was left out: {one.reason}", "warning") for one in result.skipped)
     yield Text(
         "Written: traced in a real run of torch processes, one training step. Derived: read from the program that XLA "
         "compiled for the target, which need not be here. Bytes are those that a rank must send under the "

@@ -149,7 +149,7 @@ def block(run: Run) -> str:
 def measure(
     plan: Plan,
     save: Callable[[dict[str, Any]], object] = lambda document: None,
-    starting: Callable[[str], None] = lambda what: None,
+    starting: Callable[[str], object] = lambda what: None,
     kept: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The document. save: called with it whenever it has grown; kept: an interrupted run's document, whose finished
@@ -210,7 +210,7 @@ def sets(plan: Plan, runs: Sequence[Run]) -> Iterator[dict[str, turns.Ranks]]:
 
 
 def strategy(
-    plan: Plan, run: Run, sets: dict[str, turns.Ranks], starting: Callable[[str], None]
+    plan: Plan, run: Run, sets: dict[str, turns.Ranks], starting: Callable[[str], object]
 ) -> Iterator[dict[str, list[Any]]]:
     """After every block, the rows, ratios and failures of one strategy so far."""
     samples: Samples = {}

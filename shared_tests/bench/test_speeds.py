@@ -6,7 +6,7 @@ import subprocess
 import sys
 from itertools import product
 
-from benchmarks import diff_strategies as diff
+from benchmarks import commands as lesson
 from benchmarks.speed import diff_speed, hlo_speed
 from contract.strategy import STRATEGIES
 from shardiff.cli import main as cli
@@ -14,10 +14,10 @@ from shardiff.hlo import read, read_file
 
 
 def test_the_text_that_the_reader_is_timed_on_is_the_real_dumps_over_and_over():
-    found = [len(read_file(path).collectives) for path in sorted(hlo_speed.DUMPS.glob("*.hlo.txt"))]
+    found = [len(read_file(path).records) for path in sorted(hlo_speed.DUMPS.glob("*.hlo.txt"))]
     size = sum(path.stat().st_size for path in hlo_speed.DUMPS.glob("*.hlo.txt")) / 1e6
     text = hlo_speed.synthetic(0.95 * size)  # so that the last copy is begun, and no further one
-    assert len(read(text).collectives) == sum(found) and text.count("call(), to_apply=") == len(found)
+    assert len(read(text).records) == sum(found) and text.count("call(), to_apply=") == len(found)
 
 
 def test_the_reader_is_timed_in_a_process_of_its_own(capfd):
@@ -34,7 +34,7 @@ def test_the_diff_is_timed_over_every_strategy_and_a_large_slice(monkeypatch, ca
         diff_speed.main()
     assert capsys.readouterr().out.count(" s (goal: ") == 2
     assert all(rest["check"] for _, rest in commands)
-    monkeypatch.setattr(diff, "show", lambda pairs, *rest: planned.extend(pairs) or 0)
+    monkeypatch.setattr(lesson, "answer_diff", lambda pairs, *rest: planned.extend(pairs) or 0)
     for command, _ in commands:
         assert command[1:3] == ["-m", "shardiff"] and cli.main(command[3:]) == 0
     found = {(run.strategy, str(target)) for run, target in planned}

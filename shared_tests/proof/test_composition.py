@@ -92,7 +92,7 @@ def test_shard_map_compiles_to_the_predicted_bytes_of_each_axis_exactly():
     for run, compiled in zip(runs, compile_all([(run, parse(f"cpu:{run.world_size}")) for run in runs]), strict=True):
         found, want = Counter(), Counter()
         for sums, records in (
-            (found, run.mesh.named(hlo.read(compiled.hlo).collectives)),
+            (found, run.mesh.named(hlo.read(compiled.hlo).records)),
             (want, cost.communication(run)),
         ):
             for r in records:

@@ -77,7 +77,7 @@ def needs(*names: str) -> None:
 def found(compiled: Compiled) -> Counter[tuple[str, str, str, int]]:
     """(phase, op, dtype, payload) of every collective, with its executions."""
     count: Counter[tuple[str, str, str, int]] = Counter()
-    for r in hlo.read(compiled.hlo).collectives:
+    for r in hlo.read(compiled.hlo).records:
         assert r.executions.max is not None
         count[r.phase, r.op, r.dtype, r.payload_bytes] += r.executions.max
     return count
@@ -164,7 +164,7 @@ def test_every_family_compiles_one_after_another_in_one_process():
     ]
     for (run, target), compiled in zip(jobs, compile_all(jobs), strict=True):
         assert compiled.target == target
-        records = hlo.read(compiled.hlo).collectives
+        records = hlo.read(compiled.hlo).records
         assert {r.op for r in records} == ({"all_reduce"} if run.world_size > 1 else set())
         assert sum(r.payload_bytes for r in records) == (4 * (2 * (16 * 16 + 16) + 1) if run.world_size > 1 else 0)
         assert all(r.groups == (tuple(range(run.world_size)),) for r in records)
@@ -186,7 +186,7 @@ def test_a_slice_of_1024_chips_costs_no_more_than_its_program():
     needs("v5p:8x8x16")
     compiled = compile(Run("annotated", one_axis("data_parallel", 1024), Problem(1024, 64, 2)), parse("v5p:8x8x16"))
     assert found(compiled) == {("backward", "all_reduce", "float32", 4 * (2 * (64 * 64 + 64) + 1)): 1}
-    assert {r.group_size for r in hlo.read(compiled.hlo).collectives} == {1024}
+    assert {r.group_size for r in hlo.read(compiled.hlo).records} == {1024}
 
 
 def test_tensor_parallel_as_each_compiler_has_it():
@@ -223,7 +223,7 @@ def test_some_of_the_devices_do_if_they_make_a_slice(capfd):
     needs("h100:8", "v5e:2x4")
     run = Run("annotated", one_axis("data_parallel", 4), TINY)
     for compiled in compile_all([(run, parse(t)) for t in ("cpu:8", "h100:8", "v5e:2x4")]):
-        assert {r.group_size for r in hlo.read(compiled.hlo).collectives} == {4}
+        assert {r.group_size for r in hlo.read(compiled.hlo).records} == {4}
     with pytest.raises(ValueError, match="^3 of the 8 devices of v5e:2x4 make no slice: [^\n]*$"):
         compile(Run("annotated", one_axis("data_parallel", 3), TINY), parse("v5e:2x4"))
     assert capfd.readouterr() == ("", "")
@@ -258,12 +258,12 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(capfd, monkeypatch):
 def test_nothing_that_compilers_log_reaches_the_screen():
     code = """
 from contract.problem import Problem
-from contract.strategy import Run
+from contract.strategy import Run, one_axis
 from jax_impl.compiled import compile
 from shardiff.compiling.hardware import has_compiler, parse
 for text in ("v5e:2x4", "h100:8", "cpu:8"):
     if has_compiler(parse(text).kind):
-        print(compile(Run("annotated", "tensor_parallel", 8, Problem(8, 16, 2)), parse(text)).target)
+        print(compile(Run("annotated", one_axis("tensor_parallel", 8), Problem(8, 16, 2)), parse(text)).target)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from shared_tests.meta.edited import Edit
+from shared_tests.edited import Edit
 
 ASSERTS = ("AssertionError", "assert ", "Failed: DID NOT RAISE")
 
@@ -153,18 +153,18 @@ SCHEDULES = (
     ),
     *_plant(
         "schedules",
-        "contract.cost",
+        "contract.strategies.pipeline_parallel",
         "proof/test_cost",
         (
             "the smallest microbatch of a tick counts",
-            "most = max(rows[tick - stage] for stage in sending)",
-            "most = min(rows[tick - stage] for stage in sending)",
+            "most = max(rows[tick - s] for s in sending)",
+            "most = min(rows[tick - s] for s in sending)",
             "test_an_uneven_microbatch_counts_with_the_largest_of_its_tick",
         ),
         (
             "the scanned pipeline stops before its last tick",
-            "-(-run.problem.batch // m), m + n - 1",
-            "-(-run.problem.batch // m), m + n - 2",
+            "tuple((s, s + 1) for s in range(n - 1)), m + n - 1",
+            "tuple((s, s + 1) for s in range(n - 1)), m + n - 2",
             "test_annotated_pipeline_permutes_in_every_tick",
         ),
     ),
