@@ -143,7 +143,7 @@ def begin(plan: Plan) -> dict[str, Any]:
 
 def block(run: Run) -> str:
     """What is measured together, all contestants in turn: it is kept as a whole or measured again as a whole."""
-    return f"{run.strategy} on {run.world_size} ranks"
+    return f"{run.strategy} on {run.mesh if len(run.axes) > 1 else f'{run.world_size} ranks'}"
 
 
 def measure(
