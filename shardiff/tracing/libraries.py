@@ -86,6 +86,15 @@ def backward_runs() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def next_leaves() -> list[torch.Tensor]:
+    """The parameters whose gradients the node of autograd that runs now hands over, as a Function around a parameter
+    does; empty outside of its engine."""
+    find: Any = getattr(torch._C, "_current_autograd_node", None)
+    node = find() if find and backward_runs() else None
+    variables = (getattr(after, "variable", None) for after, _ in (node.next_functions if node is not None else ()))
+    return [variable for variable in variables if variable is not None]
+
+
 def modes() -> list[TorchDispatchMode]:
     """The dispatch modes of this thread, outermost first."""
     return _get_current_dispatch_mode_stack()
