@@ -72,7 +72,7 @@ COLLECTIVES = (
         ),
         (
             "backward all_reduce in the caller's gradient",
-            "all_reduce(grad.clone(memory_format=torch.contiguous_format), ctx.group), None",
+            "all_reduce(grads[0].clone(memory_format=torch.contiguous_format), ctx.group), None",
             "all_reduce(grad, ctx.group), None",
             "test_torch_backward_transposes_forward",
         ),
