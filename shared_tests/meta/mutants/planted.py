@@ -73,7 +73,7 @@ COLLECTIVES = (
         (
             "backward all_reduce in the caller's gradient",
             "all_reduce(grads[0].clone(memory_format=torch.contiguous_format), ctx.group), None",
-            "all_reduce(grad, ctx.group), None",
+            "all_reduce(grads[0], ctx.group), None",
             "test_torch_backward_transposes_forward",
         ),
     ),
@@ -251,7 +251,7 @@ READER = (
         ),
         (
             "bytes of a reduce_scatter are those that come out",
-            "dims=(*leaf.dims, group_size)",
+            "dims=scattered(site, leaf.dims, group_size)",
             "dims=leaf.dims",
             "test_payload_of_every_form_sync_started_and_combined",
         ),
@@ -579,7 +579,7 @@ FIGURES = (
     ),
     *_plant(
         "figures",
-        "benchmarks.bubbles.timeline",
+        "benchmarks.documents.bubbles",
         "bench/test_bench_bubbles",
         (
             "waiting taken for work",

@@ -622,6 +622,15 @@ MUTANTS = (
 # Edits that change what is communicated, or who writes it, but no number.
 HARMLESS = (
     mutant(
+        "split outermost first: none of these strategies cuts a dim that another has cut",
+        "torch_impl.compose",
+        "for strategy in reversed(strategies):\n        if hasattr",
+        "for strategy in strategies:\n        if hasattr",
+        set(),
+        strategy="megatron_tensor_parallel",
+        mesh="dp=2,tp=2",
+    ),
+    mutant(
         "f left out in shard_map: jax finds that a replicated array is used differently by every rank",
         "jax_impl.shard_map.megatron_tensor_parallel",
         "x = varying(x, AXIS)",
