@@ -127,8 +127,8 @@ PATHS += [
 ]
 VALUES = {"number": NUMBERS, "name": NAMES, "size": SIZES, "path": PATHS}
 OPTIONS = {
-    "check": "name:implementation,strategy,dtype,optimizer,device number:degree,steps,batch,width,layers,microbatches,"
-    "timeout flag:json",
+    "check": "name:implementation,strategy,mesh,dtype,optimizer,device number:degree,steps,batch,width,layers,"
+    "microbatches,timeout flag:json",
     "diff": "name:target,implementation,mesh,precision,fail-on,dtype number:degree,batch,width,layers,microbatches,"
     "timeout path:picture flag:json",
     "hlo": "flag:json",
@@ -137,8 +137,8 @@ OPTIONS = {
     "trace": "number:nproc,timeout flag:json,verify",
     "bench collectives": "name:op,implementation,device number:ranks,iterations,budget,timeout size:size,min,max "
     "path:output,picture flag:bare,json,resume",
-    "bench steps": "name:strategy,implementation,dtype,optimizer,device number:ranks,iterations,rounds,batch,width,"
-    "layers,microbatches,speed-batch,timeout path:output,picture flag:json,resume",
+    "bench steps": "name:strategy,mesh,implementation,dtype,optimizer,device number:ranks,iterations,rounds,batch,"
+    "width,layers,microbatches,speed-batch,timeout path:output,picture flag:json,resume",
     "bench bubbles": "name:implementation,dtype,device number:stages,microbatches,iterations,batch,width,layers,"
     "timeout path:output,picture,trace flag:json,resume",
 }
@@ -602,7 +602,7 @@ def test_bench_steps_resumes_by_strategy_and_ranks_which_are_measured_in_turn(sa
 
     def strategy(plan, run, sets, starting):
         asked.append(steps.block(run))
-        part = {"strategy": run.strategy, "ranks": run.world_size}
+        part = {"strategy": run.strategy, "ranks": run.world_size, "mesh": str(run.mesh)}
         yield {"rows": [{**part, "n": 1}], "ratios": [], "failures": []}
         yield {"rows": [{**part, "n": 2}], "ratios": [part], "failures": [f"torch {steps.block(run)}: x"]}
 
