@@ -89,7 +89,7 @@ def test_page_and_markdown_hold_every_section_with_its_values(made):
     source = (made / "report.md").read_text().replace("\\", "")
     for value in (
         "2 of 2 runs equal", "7.3e-07", "not finite", "at most 1e-12 in float64",  # check
-        "h100:2", "1 only explicit", "no rule explains", "v5e:2x2 was left out: its compiler refused",  # diff
+        "h100:2", "1 only written", "no rule explains", "v5e:2x2 was left out: its compiler refused",  # diff
         "busbw is flat from 2 to 4 ranks.", "12.5 GB/s", "One process per rank.", "10 us",  # collectives
         "data_parallel / ddp 0.61", "12.3", "to within 0.0%", "after a barrier",  # steps
         "52% of the stages' time", "0.520", "1.04",  # bubbles
