@@ -290,8 +290,8 @@ def test_one_run_of_everything_and_what_it_shows(tmp_path):
     from rich.console import Console
 
     plan = steps.plan(
-        [2], ["single_device", "tensor_parallel"], steps.IMPLEMENTATIONS, replace(SMALL, layers=2), iterations=2, rounds=2,
-        device="cpu", timeout=100, speed_batch=16,
+        [2], ["single_device", "tensor_parallel"], steps.IMPLEMENTATIONS, replace(SMALL, layers=2),
+        iterations=2, rounds=2, device="cpu", timeout=100, speed_batch=16,
     )  # fmt: skip
     saved = []
     document = steps.measure(plan, lambda so_far: saved.append(json.dumps(so_far, allow_nan=False)))
