@@ -7,7 +7,6 @@ jax are imported by the run that needs them and not before, so that a wrong inpu
 from __future__ import annotations
 
 import math
-import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,10 +19,9 @@ from contract import reference
 from contract.problem import Problem
 from contract.proof import Proof, prove
 from contract.strategy import STRATEGIES, Run, RunResult, one_axis, parse_axes
-from shardiff.ranks.processes import WorkerError
-from shardiff.ranks.torch_pool import TORCHRUN
-from shardiff.ranks.watchdog import watched
-from shardiff.system import machine
+from shardiff.ranks.silence import watched
+from shardiff.ranks.verdict import WorkerError
+from shardiff.system import machine, torchrun
 from shardiff.system.interrupt import deferred_interrupts
 
 KEYS = {  # claim -> its key in JSON
@@ -93,7 +91,8 @@ def plan(
 
 def torchrun_ranks() -> int | None:
     """How many processes torchrun started, if this is one of them. They are then the ranks of torch runs."""
-    return int(os.environ["WORLD_SIZE"]) if os.environ.keys() >= set(TORCHRUN) else None
+    here = torchrun.started()
+    return here.world_size if here else None
 
 
 def rows(runs: Sequence[Run], timeout: float, starting: Callable[[Run], None] = lambda run: None) -> Iterator[Row]:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from benchmarks.documents.bubbles import Event
 from contract.schedule import Action
 from contract.strategy import Run
-from shardiff.ranks.torch_pool import report_phase
+from shardiff.ranks.rank import report_phase
 from torch_impl import train
 from torch_impl.compose import loss_and_grads
 from torch_impl.explicit.pipeline_parallel import Observer

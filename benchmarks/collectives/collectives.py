@@ -6,7 +6,6 @@ payloads of one op, so that slow changes of the machine affect both alike. The d
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -18,7 +17,8 @@ from benchmarks.collectives.numbers import fits, flat, rows
 from benchmarks.collectives.timing import IDENTITIES, ITEMSIZE, METHOD, lengths, whole
 from benchmarks.documents import resume
 from benchmarks.documents.collectives import OPS
-from shardiff.ranks.processes import WorkerError
+from benchmarks.pools import workers
+from shardiff.ranks.verdict import WorkerError
 from shardiff.system import machine
 from shardiff.system.memory import PROCESS
 
@@ -132,7 +132,7 @@ def begin(todo: Plan) -> Document:
         "settings": {
             **asdict(todo),
             "transport": "gloo over loopback" if todo.device == "cpu" else "NCCL",
-            "threads_per_rank": {str(ranks): threads(ranks) for ranks in todo.ranks},
+            "threads_per_rank": {str(ranks): machine.threads(ranks) for ranks in todo.ranks},
         },
         "complete": False,
         "runs": [],
@@ -201,20 +201,9 @@ def _measure(
     return found
 
 
-def threads(ranks: int) -> int:
-    """Threads of each rank in either framework: OMP_NUM_THREADS, else its share of the cores."""
-    return int(os.environ.get("OMP_NUM_THREADS") or max(1, machine.cores() // ranks))
-
-
 def _pool(implementation: str, ranks: int, todo: Plan, timeout: float, stack: ExitStack) -> Callable[..., list[Any]]:
     """The function that calls a function on all ranks of a framework, whose processes end with `stack`."""
-    if implementation == "torch":
-        from shardiff.ranks.torch_pool import workers
-
-        return stack.enter_context(workers(ranks, todo.device, timeout)).call
-    from shardiff.ranks import jax_pool as launch
-
-    return stack.enter_context(launch.workers(ranks, todo.device, timeout, threads(ranks))).call
+    return stack.enter_context(workers(implementation, ranks, todo.device, timeout)).call
 
 
 def _call(label: str, call: Callable[..., list[Any]], implementation: str, *args: Any) -> list[Any]:
@@ -228,7 +217,7 @@ def _call(label: str, call: Callable[..., list[Any]], implementation: str, *args
 def on_torch(device: Any, function: str, *args: Any) -> Any:
     """On a rank, which imports its own framework only."""
     from benchmarks.collectives import torch as collectives_torch
-    from shardiff.ranks.torch_pool import report_phase
+    from shardiff.ranks.rank import report_phase
 
     report_phase(args[0] if function == "block" else function)
     return getattr(collectives_torch, function)(device, *args)
@@ -237,7 +226,7 @@ def on_torch(device: Any, function: str, *args: Any) -> Any:
 def on_jax(function: str, *args: Any) -> Any:
     """On a rank, which imports its own framework only."""
     from benchmarks.collectives import jax as collectives_jax
-    from shardiff.ranks.jax_pool import report_phase
+    from shardiff.ranks.rank import report_phase
 
     report_phase(args[0] if function == "block" else function)
     return getattr(collectives_jax, function)(*args)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from benchmarks.collectives.timing import IDENTITIES, Side, expected, lengths, measure, values
 from benchmarks.documents.collectives import OPS
-from shardiff.ranks.torch_pool import report_progress
+from shardiff.ranks.rank import report_progress
 from torch_impl import collectives as c
 
 

@@ -18,7 +18,7 @@ from benchmarks.collectives.numbers import bandwidths, fit, flat, rows, statisti
 from benchmarks.commands import bench
 from benchmarks.documents.collectives import OPS, Collectives
 from benchmarks.documents.results_io import parse_as
-from shardiff.ranks.processes import WorkerError
+from shardiff.ranks.verdict import WorkerError
 from shardiff.system.files import write
 from shared_tests.bench.pools import shared
 
@@ -346,8 +346,8 @@ def test_sizes_are_read_and_swept():
         (["--size", "8"], "4 ranks need a payload of at least 16 bytes, got 8"),
         (["--min", "2KiB", "--max", "1KiB"], "--max 1KiB is smaller than --min 2KiB"),
         (["--device", "cuda", "--ranks", "64"], "device cuda needs a GPU for each rank: 64 ranks, "),
-        (["--output", "no/such/folder.json"], "the output must be a .json file in a folder that exists"),
-        (["--picture", "picture.pdf"], "the picture must be a .png file in a folder that exists"),
+        (["--output", "no/such/folder.json"], "the output must be a .json file in an existing folder"),
+        (["--picture", "picture.pdf"], "the picture must be a .png file in an existing folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -331,7 +331,7 @@ def test_a_failing_rank_is_told_in_its_own_words():
     with pytest.raises(
         RuntimeError, match="rank 0 of 1 raised in phase block.*\n.*(?s:.)*unsupported operand"
     ) as failed:
-        with turns.torch_ranks(1, "benchmarks.steps.torch", "cpu", 60) as ranks:
+        with turns.ranks("torch", 1, "benchmarks.steps.torch", "cpu", 60) as ranks:
             assert ranks.call("block", 1, 0) == [{}]
             ranks.call("block", None, 0)
     assert type(failed.value).__name__ == "WorkerError" and "unsupported operand" in str(failed.value)

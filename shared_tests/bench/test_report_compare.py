@@ -91,7 +91,7 @@ FILES = {
     ("arguments", "words"),
     [
         ("missing.json missing.json", "missing.json: no such file"),
-        ("text text", "text: no JSON"),
+        ("text text", "text: not JSON"),
         ("list list", "list: not a result of shardiff"),
         ("other other", "other: not a result of shardiff"),
         ("version version", "version: steps has schema 99; this shardiff reads schema 1"),
@@ -103,7 +103,7 @@ FILES = {
         ("text text text", "give two results"),
         ("text text --quick", "nothing to measure"),
         ("--results missing.json", "missing.json: no such file"),
-        ("--results text", "text: no JSON"),
+        ("--results text", "text: not JSON"),
         ("--section weather", "unknown section 'weather'; known: check, diff, collectives, steps, bubbles"),
         ("--fail-on slower", "fail-on needs two results"),
         ("text text --fail-on rain", "unknown fail-on 'rain'; known: slower"),

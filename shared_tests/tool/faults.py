@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ import psutil
 
 from contract.strategy import STRATEGIES
 from shardiff.system import files, machine
+from shared_tests.meta.leftovers import shm, unused
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 30.0  # seconds from the fault to the end of the command
@@ -129,21 +131,20 @@ def after(owner, name, where):
 
 
 if fault["target"] in ("rank", "command"):
-    from shardiff.ranks import processes
+    from shardiff.ranks import notes
 
-    worker = "shardiff.ranks." + fault["framework"] + "_rank"
+    ranks = {"torch": "shardiff.ranks.torch_starter", "jax": "shardiff.ranks.jax_rank"}[fault["framework"]]
     after(
-        processes.Notes,
+        notes.Notes,
         "phase",
-        lambda notes, phase: worker in sys.modules
-        and (notes.start // processes.SIZE, phase) == (fault["rank"], fault["phase"]),
+        lambda own, phase: ranks in sys.modules and (own.start // notes.SIZE, phase) == (fault["rank"], fault["phase"]),
     )
 elif fault["target"] == "starter" and "start_ranks" in " ".join(sys.orig_argv):
     if fault["phase"] == "start-up":
         fail()
-    from shardiff.ranks import torch_rank as worker
+    from shardiff.ranks import torch_starter
 
-    after(worker, "_fork", lambda *_: True)
+    after(torch_starter, "_fork", lambda *_: True)
 elif fault["target"] == "process":
     from contract.problem import Problem
 
@@ -236,7 +237,7 @@ def inject(injection: Injection) -> Outcome:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
         path = os.pathsep.join((str(directory / "code"), str(ROOT)))
         environment |= {MARK: mark, "PYTHONPATH": path, "TMPDIR": str(directory / "tmp")}
-        shared = set(Path("/dev/shm").glob("*"))
+        shared = shm()
         command = [sys.executable, "-m", "shardiff", *injection.arguments(directory)]
         with open(directory / "stderr", "w+b") as stderr:
             process = subprocess.Popen(
@@ -299,10 +300,10 @@ def judge(
 def leftovers(mark: str, directory: Path, shared: set[Path], patience: float = 5) -> list[str]:
     """What is left of an injection: processes, ports, temporary files, shared memory. They may take a moment to go.
 
-    Shared memory has no mark: what other programs make meanwhile, and keep, counts too.
+    Shared memory has no mark: it counts as left if it is new and no process uses it.
     """
-    end, memory = time.monotonic() + patience, Path("/dev/shm")
-    while ((processes := list(marked(mark))) or set(memory.glob("*")) - shared) and time.monotonic() < end:
+    end = time.monotonic() + patience
+    while ((processes := list(marked(mark))) or unused(shm() - shared)) and time.monotonic() < end:
         time.sleep(0.05)
     found = []
     for process in processes:
@@ -311,7 +312,7 @@ def leftovers(mark: str, directory: Path, shared: set[Path], patience: float = 5
             found.append(f"process {process.name()}{f', listening at {ports}' if ports else ''} is left")
             process.kill()
     found += [f"temporary {path.name} is left" for path in directory.iterdir()]
-    found += [f"shared memory {path.name} is left" for path in set(memory.glob("*")) - shared]
+    found += [f"shared memory {path.name} is left" for path in unused(shm() - shared)]
     return found
 
 
@@ -335,6 +336,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write the JSON here")
     options = parser.parse_args()
     facts = machine.facts()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background, and commands inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadPoolExecutor(options.at_once) as threads:
         outcomes = list(threads.map(inject, injections(options.count, options.seed)))
     document = {

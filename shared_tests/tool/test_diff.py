@@ -162,7 +162,8 @@ def test_what_is_written_is_traced_and_all_three_columns_agree(output):
     assert output["left"]["traced"] is True
     columns = [output[name]["totals"]["wire_bytes"] for name in ("left", "right", "closed_form")]
     assert columns[0] == columns[1] == columns[2]
-    assert all("torch_impl/explicit/tensor_parallel.py:" in r["source"] for r in output["left"]["records"])
+    forward = [r for r in output["left"]["records"] if r["phase"] == "forward"]
+    assert forward and all("torch_impl/explicit/tensor_parallel.py:" in r["source"] for r in forward)
 
 
 def test_two_files_are_compared(output, tmp_path, capsys):
@@ -187,12 +188,15 @@ def test_two_files_are_compared(output, tmp_path, capsys):
         (["diff", "tensor_parallel", "--target", "h300:8"], "unknown target 'h300'; known: cpu, "),
         (["diff", "tensor_parallel", "--target", "cpu:2", "--degree", "4"], "degree 4 needs 4 devices, cpu:2 has 2"),
         (["diff", "tensor_parallel", "--degree", "0"], "degree must be at least 1, got 0"),
-        (["diff", "tensor_parallel", "--mesh", "dp=4"], "the mesh of tensor_parallel has one axis: tp=N, got 'dp=4'"),
+        (
+            ["diff", "tensor_parallel", "--mesh", "dp=4"],
+            "tensor_parallel needs the axis tp, which the mesh 'dp=4' does not have",
+        ),
         (["diff", "tensor_parallel", "--mesh", "tp=4", "--degree", "2"], "mesh tp=4 and degree 2 do not agree"),
         (["diff", "tensor_parallel", "--width", "10"], "needs a width divisible by its degree: width 10, degree 4"),
         (["diff", "tensor_parallel", "--precision", "low"], "unknown precision 'low'; known: default, highest"),
         (["diff", "tensor_parallel", "--fail-on", "x"], "unknown fail-on 'x'; known: unexplained, extra-bytes"),
-        (["diff", "tensor_parallel", "--picture", "x.pdf"], "the picture must be a .png file in a folder that exists"),
+        (["diff", "tensor_parallel", "--picture", "x.pdf"], "the picture must be a .png file in an existing folder"),
         (["diff", "a", "b", "c"], "unknown strategy 'a'; known: data_parallel, "),
         (["diff", "nowhere.json", "nowhere.json"], "nowhere.json: no such file"),
         (["diff", __file__, __file__], "give the JSON of one program, as shardiff trace or hlo print with --json"),

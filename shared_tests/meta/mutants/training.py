@@ -549,12 +549,13 @@ MUTANTS = (
     ),
     mutant(
         "gradients synchronized after the first microbatch",
-        "torch_impl.compose",
-        "times = run.microbatches if",
-        "times = 1 if",
+        "torch_impl.buckets",
+        "if seen[id(p)] < passes:",
+        "if False:",
         BACKWARD | {REPLICAS},
         strategy="data_parallel",
         mesh="dp=2,pp=2",
+        more=(("async_op=True))", "async_op=True)), sent[-1].wait()"),),  # at once, lest it be too late by luck
     ),
     mutant(
         "a rank's place in the world taken for that on the axis",
