@@ -6,7 +6,6 @@ import copy
 import json
 import os
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from benchmarks import commands as lesson
 from benchmarks.bubbles import command as bubbles_command
 from benchmarks.collectives import command as collectives_command
 from benchmarks.documents import results_io
-from benchmarks.documents.results_io import SECTIONS, parsed, read
+from benchmarks.documents.results_io import SECTIONS, parsed
 from benchmarks.report import command, html, report, sections
 from benchmarks.report import run as report_run
 from benchmarks.report.blocks import Cell, Details, Items, Section, Table, Text
@@ -296,9 +295,3 @@ def test_a_command_runs_in_a_process_of_its_own():
     assert json.loads(report_run.output("targets"))["targets"]
     with pytest.raises(report_run.Failed, match="shardiff check --width 0 ended with status 2"):
         report_run.output("check --width 0")
-
-
-def test_results_that_are_committed_can_be_read():
-    files = (Path(results_io.__file__).parents[1] / "results").glob("*.json")
-    kinds = [kind for file in files if (kind := json.loads(file.read_text()).get("kind")) in SECTIONS and read(file)]
-    assert {"collectives", "steps", "bubbles"} <= set(kinds)
