@@ -27,7 +27,7 @@ from contract import strategies
 from contract.optimizer import OPTIMIZERS
 from contract.problem import DTYPES, Layer, Problem
 from contract.share import Asked
-from shardiff.mesh import Mesh
+from shardiff.mesh import MOST_RANKS, Mesh
 from shardiff.mesh import parse as parse_mesh
 
 IMPLEMENTATIONS = ("torch", "shard_map", "annotated")
@@ -184,6 +184,9 @@ def impossible(run: Run) -> str | None:
     ):
         if value < 1:
             return f"{name} must be at least 1, got {value}"
+    for axis in run.axes:
+        if axis.size > MOST_RANKS:  # beyond, lists of all ranks take seconds, and gigabytes
+            return f"{axis.strategy} runs on at most {MOST_RANKS:,} ranks, got {axis.size:,}"
     if problem.seed < 0:
         return f"seed must be at least 0, got {problem.seed}"
     names = [axis.name for axis in run.axes]
