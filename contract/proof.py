@@ -98,7 +98,7 @@ def worst(got: RunResult, want: RunResult, claim: str) -> str:
     if claim in SCALARS:
         g, w = (got.losses, want.losses) if claim == "loss" else (got.grad_norms, want.grad_norms)
         if np.shape(g) != np.shape(w):
-            return f"their number, {len(g)} instead of {len(w)}"
+            return f"the number of steps, {len(g)} instead of {len(w)}"
         return f"step {np.argmax([scalar_error(g[i : i + 1], w[i : i + 1]) for i in range(len(w))])}"
     groups = {
         "gradients": {"": (got.grads, want.grads)},
@@ -108,7 +108,7 @@ def worst(got: RunResult, want: RunResult, claim: str) -> str:
     tensors = {}
     for prefix, (g, w) in groups[claim].items():
         if len(g) != len(w):
-            return f"{prefix}the layers, {len(g)} instead of {len(w)}"
+            return f"{prefix}the layers, of which there are {len(g)} instead of {len(w)}"
         for layer, pair in enumerate(zip(g, w, strict=True)):
             for kind, a, b in zip("wb", *pair, strict=True):
                 tensors[f"{prefix}{kind}{layer}"] = _error([(a, b)])
@@ -118,7 +118,7 @@ def worst(got: RunResult, want: RunResult, claim: str) -> str:
 def wrong_shards(run: Run, got: RunResult) -> list[str]:
     """Every rank must hold the parameters that the layout gives it, all of them in the run's dtype."""
     if len(got.shards) != run.world_size:
-        return [f"shards: {len(got.shards)} ranks reported theirs, not {run.world_size}"]
+        return [f"shards: {len(got.shards)} ranks reported their shards, not {run.world_size}"]
     failures = []
     for rank, parts in enumerate(layout(run)):
         held, due = got.shards[rank], {name for part in parts for name in names(part)}

@@ -1,4 +1,4 @@
-"""Pipeline schedules are data: complete, in a possible order, with the bubble that the formula gives."""
+"""Pipeline schedules are complete, in a valid order, and have the bubble that the formula gives."""
 
 from __future__ import annotations
 
