@@ -23,7 +23,7 @@ from contract.problem import Batch, Layer, pad_batch, split_microbatches
 from contract.strategy import Run
 from jax_impl import model
 from jax_impl.mesh import place
-from jax_impl.model import MLP, annotations, batch_annotations, is_layer, squared_error, stack_stages
+from jax_impl.model import MLP, annotation_specs, batch_annotations, is_layer, squared_error, stack_stages
 
 Strategies = Sequence[Any]  # modules, outermost first
 Rules = dict[str, str | tuple[str, ...]]  # logical axis -> mesh axes
@@ -66,7 +66,7 @@ def params_specs(run: Run) -> list[Layer]:
     """The PartitionSpec of every parameter."""
     strategies, (layers, stages) = load(run), stack_shape(run)
     if run.implementation == "annotated":
-        return annotations(layers, merged_rules(strategies), stages)
+        return annotation_specs(layers, merged_rules(strategies), stages)
     specs = [Layer(P(), P())] * layers
     for strategy in reversed(strategies):
         if (mine := getattr(strategy, "PARAMS_SPEC", None)) is not None:

@@ -66,7 +66,7 @@ def forward(params: Iterable[Layer], x: Array) -> Array:
     return x
 
 
-def annotations(layers: int, rules: Mapping[str, Any], stages: int | None = None) -> list[Layer]:
+def annotation_specs(layers: int, rules: Mapping[str, Any], stages: int | None = None) -> list[Layer]:
     """The PartitionSpec of every parameter, from its logical axis names and `rules`. Axes without a rule are not split.
 
     stages: of a pipeline, over which every parameter is stacked.
@@ -76,7 +76,7 @@ def annotations(layers: int, rules: Mapping[str, Any], stages: int | None = None
     shapes = Layer(jax.ShapeDtypeStruct((*stack, 1, 1), jnp.float32), jax.ShapeDtypeStruct((*stack, 1), jnp.float32))
     model = nnx.eval_shape(lambda params: MLP(params), [shapes] * layers)
     with nnx.logical_axis_rules(every):
-        specs = nnx.get_partition_spec(nnx.state(model))
+        specs: Any = nnx.get_partition_spec(nnx.state(model))
     return [Layer(specs["layers"][i]["w"].get_value(), specs["layers"][i]["b"].get_value()) for i in range(layers)]
 
 

@@ -85,7 +85,7 @@ def make_optimizer(run: Run) -> optax.GradientTransformation:
 def make_step(mesh: Mesh, run: Run, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
     """One training step, not yet compiled: (params, state, batch) -> (loss, grads, params, state)."""
 
-    def step(params: list[Layer], state: Any, batch: Batch) -> tuple[Any, list[Layer], list[Layer], Any]:
+    def step(params: list[Layer], state: Any, batch: Batch) -> tuple[Any, list[Layer], Any, Any]:
         loss, grads = loss_and_grads(params, batch, mesh, run)
         updates, state = optimizer.update(grads, state, params)
         return loss, grads, optax.apply_updates(params, updates), state
@@ -148,7 +148,7 @@ def shard_digests(params: list[Layer], mesh: Mesh, run: Run) -> list[dict[str, s
     """For each rank, parameter name -> digest of the bits of its shard."""
     return [
         {
-            name: hashlib.blake2b(np.ascontiguousarray(a).view(np.uint8), digest_size=8).hexdigest()
+            name: hashlib.blake2b(np.ascontiguousarray(a).view(np.uint8).data, digest_size=8).hexdigest()
             for part, layer in zip(parts, local_layers(params, mesh, run, rank), strict=True)
             for name, a in zip(names(part), layer, strict=True)
         }

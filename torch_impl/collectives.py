@@ -119,8 +119,8 @@ class _AllGatherReduceScatter(torch.autograd.Function):
         return all_gather(x, group, dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return reduce_scatter(grad, ctx.group, ctx.dim), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return reduce_scatter(grads[0], ctx.group, ctx.dim), None, None
 
 
 class _ReduceScatterAllGather(torch.autograd.Function):
@@ -130,8 +130,8 @@ class _ReduceScatterAllGather(torch.autograd.Function):
         return reduce_scatter(x, group, dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return all_gather(grad, ctx.group, ctx.dim), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return all_gather(grads[0], ctx.group, ctx.dim), None, None
 
 
 class _IdentityAllReduce(torch.autograd.Function):
@@ -141,8 +141,8 @@ class _IdentityAllReduce(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(grad.clone(memory_format=torch.contiguous_format), ctx.group), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(grads[0].clone(memory_format=torch.contiguous_format), ctx.group), None
 
 
 class _AllReduceIdentity(torch.autograd.Function):
@@ -151,8 +151,8 @@ class _AllReduceIdentity(torch.autograd.Function):
         return all_reduce(x.clone(memory_format=torch.contiguous_format), group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
 
 
 def all_gather_reduce_scatter(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:

@@ -70,9 +70,9 @@ def loss_and_grads(
     sums = Sums(others, mesh)
     beside: AbstractContextManager[None] = nullcontext()
     if deferred:
-        sums.total = batch.weight.new_zeros(())
+        sums.total = total = batch.weight.new_zeros(())
         times = run.microbatches if any(hasattr(s, "execute") for s in strategies) else 1
-        beside = overlapped_all_reduce(sums.total, sums.settle, params, times, mesh.group(deferred[0].AXIS))
+        beside = overlapped_all_reduce(total, sums.settle, params, times, mesh.group(deferred[0].AXIS))
     with beside:
         passes(others, params, batch, mesh, run, sums.add, **watched)
     return sums.result(), grads_of(params)

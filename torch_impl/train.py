@@ -177,6 +177,6 @@ def squared_norm(layers: list[Layer], owns: list[tuple[bool, bool]]) -> float:
 def digests(named: dict[str, Tensor]) -> dict[str, str]:
     """A digest of every tensor's bits."""
     return {
-        name: hashlib.blake2b(p.detach().cpu().contiguous().view(torch.uint8).numpy(), digest_size=8).hexdigest()
+        name: hashlib.blake2b(p.detach().cpu().contiguous().view(torch.uint8).numpy().data, digest_size=8).hexdigest()
         for name, p in named.items()
     }

@@ -34,8 +34,8 @@ def execute(
     for row in [row for row in gpipe(stages, microbatches) if any(a and a.kind == "forward" for a in row)]:
         x = jnp.where(stage == 0, batch.x[row[0].microbatch], received) if row[0] else received
         out = forward(x)
-        if row[last]:
-            error = loss(out, Batch(*(a[row[last].microbatch] for a in batch)))
+        if (done := row[last]) is not None:
+            error = loss(out, Batch(*(a[done.microbatch] for a in batch)))
             share += jnp.where(stage == last, error, 0)
         edges = [(s, s + 1) for s in range(last) if row[s]]
         received = permute(out, AXIS, edges) if edges else received

@@ -204,8 +204,8 @@ MUTANTS = (
     mutant(
         "backward of a gather takes its own block instead of the sum",
         "torch_impl.collectives",
-        "return reduce_scatter(grad, ctx.group, ctx.dim), None, None",
-        "return grad.chunk(ctx.group.size(), ctx.dim)[ctx.group.rank()], None, None",
+        "return reduce_scatter(grads[0], ctx.group, ctx.dim), None, None",
+        "return grads[0].chunk(ctx.group.size(), ctx.dim)[ctx.group.rank()], None, None",
         BACKWARD,
         strategy="tensor_parallel",
     ),
@@ -243,8 +243,8 @@ MUTANTS = (
     mutant(
         "backward of g reduces once more",
         "torch_impl.collectives",
-        "        return grad, None\n",
-        "        return all_reduce(grad.clone(), dist.group.WORLD), None\n",
+        "        return grads[0], None\n",
+        "        return all_reduce(grads[0].clone(), dist.group.WORLD), None\n",
         BACKWARD,
         strategy="megatron_tensor_parallel",
     ),
