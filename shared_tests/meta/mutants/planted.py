@@ -1,6 +1,6 @@
-"""Mistakes in collectives, schedules, HLO reader, diff and figures, each with the one test that must fail.
+"""Mistakes in collectives, schedules, HLO reader, diff, figures, verifier and ranks, each with the test that must fail.
 
-Those in how a model is trained are in `training`: a run shows them, claim by claim.
+Mistakes in how a model is trained are in `training`.
 """
 
 from __future__ import annotations
