@@ -160,6 +160,17 @@ def diff(
             help="Axes of one mesh, outermost first, such as dp=2,tp=4. The strategies are those of the axes.",
         ),
     ] = None,
+    left_mesh: Annotated[
+        str | None,
+        typer.Option(metavar="AXIS=N,...", help="Mesh of the ranks in A.json, outermost axis first: dp=2,tp=4."),
+    ] = None,
+    right_mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXIS=N,...",
+            help="Mesh of the ranks in B.json. With both meshes, axes of the same name are the same ranks.",
+        ),
+    ] = None,
     precision: Annotated[
         str, typer.Option(metavar="NAME", help="Precision of matrix products: default (as in a plain jit) or highest.")
     ] = "default",
@@ -191,7 +202,7 @@ def diff(
     from benchmarks import memory_limit
     from contract.problem import Problem
     from contract.strategy import STRATEGIES
-    from shardiff.diff import files
+    from shardiff.cli import diff as of_files
     from shardiff.system import environment, memory
     from shardiff.system.files import check_path
 
@@ -203,7 +214,11 @@ def diff(
         if not what and mesh is None:
             raise ValueError("give a strategy, a --mesh, or two files")
         if len(what) == 2 and not set(what) & set(STRATEGIES):
-            raise typer.Exit(files.show_files(Path(what[0]), Path(what[1]), fail_on, json))
+            found = of_files.diff_files(Path(what[0]), Path(what[1]), (left_mesh, right_mesh))
+            of_files.show(found, json)
+            raise typer.Exit(int(found.fails(fail_on)))
+        if left_mesh or right_mesh:
+            raise ValueError("--left-mesh and --right-mesh need two files of records; for a strategy, give --mesh")
         check_path("picture", picture, ".png")
         problem = Problem(batch, width, layers, dtype)
         check_timeout(timeout)
@@ -230,18 +245,17 @@ def answer_diff(
     import json
 
     from benchmarks import diff_strategies, diff_view, terminal
-    from shardiff.diff.files import fails
 
     with terminal.progress() as update:
         diffs = diff_strategies.compute(pairs, precision, lambda text: update(description=text), timeout)
-    for diff in diffs:
+    for one in diffs:
         if as_json:
-            print(json.dumps(diff.to_json()))
+            print(json.dumps(one.to_json()))
         else:
-            terminal.show(diff_view.parts(diff), width=140)
+            terminal.show(diff_view.parts(one), width=140)
     if picture is not None:
         diff_view.pictures(diffs, picture)
-    return int(any(fails(diff.rows, fail_on) for diff in diffs))
+    return int(any(one.diff.fails(fail_on) for one in diffs))
 
 
 bench = typer.Typer(
