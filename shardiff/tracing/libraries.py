@@ -90,7 +90,8 @@ def leaf_of_backward() -> Tensor | None:
     """The leaf whose gradient the autograd node that runs now hands over directly, if it does."""
     node = torch._C._current_autograd_node() if backward_runs() else None
     functions = node.next_functions if node is not None else ()
-    return next((f.variable for f, _ in functions if f is not None and hasattr(f, "variable")), None)
+    leaves = (getattr(function, "variable", None) for function, _ in functions)
+    return next((leaf for leaf in leaves if leaf is not None), None)
 
 
 def modes() -> list[TorchDispatchMode]:
