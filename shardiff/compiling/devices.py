@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
+import pkgutil
 from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -65,6 +67,20 @@ def _cpu_devices(count: int) -> list[Any]:
         with suppress(RuntimeError):  # jax has started, which may do
             jax.config.update("jax_num_cpu_devices", count)
         return devices(count, "cpu")
+
+
+def load_quietly() -> None:
+    """Load the CUDA plugin's libraries, which log that there is no GPU when they are loaded; jax itself is not loaded.
+
+    For a process in which a user's code is about to import jax, whose configuration is read when it is imported.
+    """
+    with quiet_stderr(), suppress(ImportError):
+        import jaxlib
+
+        for module in pkgutil.iter_modules(jaxlib.__path__):
+            if module.name.startswith("gpu_"):
+                with suppress(Exception):  # whatever is wrong, jax says
+                    importlib.import_module(f"jaxlib.{module.name}")
 
 
 def compiler_options(platform: str) -> dict[str, Any] | None:
