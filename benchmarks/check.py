@@ -192,7 +192,7 @@ def show(runs: Sequence[Run], timeout: float, as_json: bool) -> int:
     if not speaks and not failed:
         pass
     elif as_json and not failed:
-        document = {"rows": [to_json(row) for row in checked], "machine": machine.facts()}
+        document = {"schema": 2, "rows": [to_json(row) for row in checked], "machine": machine.facts()}
         print(json.dumps(document, indent=2, allow_nan=False))
     elif checked and not as_json:
         console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)

@@ -16,6 +16,7 @@ from contract.problem import Problem
 from contract.strategy import AXES, STRATEGIES, Run
 from shardiff.diff.files import fails, side
 from shardiff.diff.rules import Row, align, unexplained
+from shardiff.mesh import Mesh
 from shardiff.ranks.watchdog import watched
 from shardiff.record import Record, totals
 
@@ -85,7 +86,7 @@ def compute(
         closed_form = cost.communication(written)
         explicit = traced.get(written, closed_form)
         axis = AXES[run.strategy]
-        derived = [replace(r, axis=axis) if r.group_size != 1 else r for r in hlo.read(result.hlo).collectives]
+        derived = Mesh(((axis, run.degree),) if axis else ()).named(hlo.read(result.hlo).records)
         diffs.append(
             Diff(
                 run,

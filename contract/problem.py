@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardiff.record import BITS
+
 DTYPES = ("float64", "float32", "bfloat16")
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
+BYTES = {dtype: BITS[dtype] // 8 for dtype in DTYPES}
 
 
 class Layer(NamedTuple):

@@ -8,10 +8,13 @@ all_reduce), so that two programs can be compared whatever algorithm a library p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 OPS = (
     "all_reduce",
@@ -24,15 +27,33 @@ OPS = (
     "gather",
     "scatter",
 )
+SCHEMA = 2  # of every JSON document that holds records
 PHASES = ("forward", "backward", "update", "other")
+# Bits of an element, by the names that NumPy, ml_dtypes and torch use; what is narrower than a byte is packed.
+BITS = {
+    **dict.fromkeys(("complex128",), 128),
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 64),
+    **dict.fromkeys(("float32", "int32", "uint32", "complex32", "qint32"), 32),
+    **dict.fromkeys(("bfloat16", "float16", "int16", "uint16", "bits16"), 16),
+    **dict.fromkeys(("bool", "int8", "uint8", "qint8", "quint8", "bits8", "float8_e3m4", "float8_e4m3"), 8),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2", "float8_e5m2fnuz"), 8),
+    "float8_e8m0fnu": 8,
+    **{f"{kind}{bits}": bits for kind in ("int", "uint") for bits in range(1, 8)},
+    **dict.fromkeys(("float4_e2m1fn", "float4_e2m1fn_x2", "quint4x2", "bits4x2"), 4),
+    **dict.fromkeys(("float6_e2m3fn", "float6_e3m2fn"), 6),
+    **dict.fromkeys(("quint2x4", "bits2x4"), 2),
+    "bits1x8": 1,
+}
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 @dataclass(frozen=True)
 class Executions:
     """How often a record runs in one training step; max is None when it cannot be known."""
 
-    min: int = 1
-    max: int | None = 1
+    min: Count = 1
+    max: Count | None = 1
 
     def __mul__(self, other: Executions) -> Executions:
         """Nesting: a loop of `self` trips around something that runs `other` times."""
@@ -47,35 +68,61 @@ class Executions:
 
 
 @dataclass(frozen=True)
+class Part:
+    """One operand of a combined collective: its dtype, its payload bytes, and, where known, its shape and what it is.
+
+    shape, moves, detail: as a Record's.
+    """
+
+    dtype: str
+    bytes: Count
+    shape: tuple[Count, ...] | None = None
+    moves: Literal["parameter", "gradient", "activation"] | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True)
 class Record:
     """One collective: an instruction of a compiled program, or one global call of a torch program.
 
-    op: one of OPS. dtype: the name on the wire ("float32"). payload_bytes: S, see above. wire_bytes: sent by a rank.
+    op: one of OPS. dtype: the name on the wire ("float32"; "float32+bfloat16" where operands of several were combined).
+    payload_bytes: S, see above. wire_bytes: sent by a rank.
     axis: mesh axis, where known. group_size: ranks that take part; None for a permute or when unknown. groups: the
     ranks of each group. edges: (source, target) pairs of a permute. name, computation: where a compiler's text has it.
     source: file:line of the user's code. flags: what a reader should know ("promoted"). detail: parameter or layer.
-    parts: the payload bytes of each operand where several were combined into this one, else empty. reduction: sum, max,
-    ...; None where nothing is reduced, or the source does not say.
+    parts: the operands where several were combined into this one, else empty. reduction: sum, max, ...; None where
+    nothing is reduced, or the source does not say. root: the place of the root in its group, 0 for the first rank; None
+    where there is none, or it is not known. shape: of the array whose bytes are the payload. moves: what the array is:
+    a "parameter", the "gradient" of one, or an "activation" (or its gradient); None where that is not known.
     """
 
-    op: str
+    op: Literal[OPS]  # type: ignore[valid-type]
     dtype: str
-    payload_bytes: int
-    wire_bytes: int
+    payload_bytes: Count
+    wire_bytes: Count
     axis: str | None = None
-    group_size: int | None = None
-    groups: tuple[tuple[int, ...], ...] | None = None
-    edges: tuple[tuple[int, int], ...] | None = None
+    group_size: Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)] | None = None
+    groups: tuple[tuple[Count, ...], ...] | None = None
+    edges: tuple[tuple[Count, Count], ...] | None = None
     executions: Executions = Executions()
-    phase: str = "other"
+    phase: Literal[PHASES] = "other"  # type: ignore[valid-type]
     is_async: bool = False
     name: str | None = None
     computation: str | None = None
     source: str | None = None
     flags: tuple[str, ...] = ()
     detail: str | None = None
-    parts: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
     reduction: str | None = None
+    root: Count | None = None
+    shape: tuple[Count, ...] | None = None
+    moves: Literal["parameter", "gradient", "activation"] | None = None
+
+    @property
+    def times(self) -> int:
+        """How often it runs in a step: the most; where that is unknown, the least, and at least once."""
+        most = self.executions.max
+        return max(self.executions.min, 1) if most is None else most
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain JSON types; `Record.from_json` is its inverse."""
@@ -87,59 +134,41 @@ class Record:
 
         Raises ValueError, one line, for what is no record: an unknown or missing field, or a value of another type.
         """
-        if not isinstance(fields, dict) or not {"op", "dtype", "payload_bytes", "wire_bytes"} <= fields.keys():
+        if not isinstance(fields, dict) or not NEEDED <= fields.keys():
             raise ValueError("a record has at least op, dtype, payload_bytes and wire_bytes")
-        values = dict(fields)
-        for name, value in fields.items():
-            if not _VALID.get(name, _never)(value):
-                shown = "a number beyond 2**63" if type(value) is int and abs(value) >= 2**63 else str(value)[:40]
-                raise ValueError(f"{str(name)[:40]} of a record cannot be {shown!r}")
-        values["executions"] = Executions(**values.get("executions", {}))
-        for key in ("groups", "edges"):
-            if values.get(key) is not None:
-                values[key] = tuple(tuple(ranks) for ranks in values[key])
-        for key in ("flags", "parts"):
-            values[key] = tuple(values.get(key, ()))
-        return Record(**values)
+        for name in fields:
+            if name not in KNOWN or not _known_inside(name, fields[name]):
+                raise _refusal(name, fields[name])
+        try:
+            return msgspec.convert(fields, Record)
+        except msgspec.ValidationError as error:
+            name = found[1] if (found := re.search(r"`\$\.(\w+)", str(error))) else "op"
+            raise _refusal(name, fields[name]) from None
 
 
-def _never(value: Any) -> bool:
-    return False
-
-
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _text(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _list_of(valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list | tuple) and all(map(valid, value))
-
-
-def _executions(value: Any) -> bool:
-    if not isinstance(value, dict) or not value.keys() <= {"min", "max"}:
-        return False
-    return _count(value.get("min", 1)) and (value.get("max", 1) is None or _count(value.get("max", 1)))
-
-
-_VALID: dict[str, Callable[[Any], bool]] = {
-    "op": lambda value: isinstance(value, str) and value in OPS,
-    "dtype": lambda value: isinstance(value, str),
-    "payload_bytes": _count,
-    "wire_bytes": _count,
-    "group_size": lambda value: value is None or (_count(value) and value > 0),
-    "groups": lambda value: value is None or _list_of(_list_of(_count))(value),
-    "edges": lambda value: value is None or (_list_of(_list_of(_count))(value) and all(len(e) == 2 for e in value)),
-    "executions": _executions,
-    "phase": lambda value: isinstance(value, str) and value in PHASES,
-    "is_async": lambda value: isinstance(value, bool),
-    "flags": _list_of(lambda value: isinstance(value, str)),
-    "parts": _list_of(_count),
-    **dict.fromkeys(("axis", "name", "computation", "source", "detail", "reduction"), _text),
+NEEDED = frozenset(("op", "dtype", "payload_bytes", "wire_bytes"))
+KNOWN = frozenset(field.name for field in fields(Record))
+INSIDE = {
+    kind: frozenset(field.name for field in fields(of)) for kind, of in (("executions", Executions), ("parts", Part))
 }
+
+
+def _known_inside(name: str, value: Any) -> bool:
+    """Whether the objects in a field have no unknown keys, which msgspec ignores in dataclasses."""
+    inside = [value] if name == "executions" else value if name == "parts" and isinstance(value, list | tuple) else ()
+    return all(not isinstance(one, dict) or one.keys() <= INSIDE[name] for one in inside)
+
+
+def _refusal(name: Any, value: Any) -> ValueError:
+    shown = "a number beyond 2**63" if type(value) is int and abs(value) >= 2**63 else str(value)[:40]
+    return ValueError(f"{str(name)[:40]} of a record cannot be {shown!r}")
+
+
+def num_bytes(elements: int, dtype: str) -> int:
+    """The bytes of so many elements, packed and rounded up. Raises ValueError for a dtype whose size is unknown."""
+    if dtype not in BITS:
+        raise ValueError(f"the size of dtype {dtype!r} is unknown")
+    return -(-elements * BITS[dtype] // 8)
 
 
 def wire_factor(op: str, group_size: int | None) -> Fraction:
@@ -191,3 +220,8 @@ def totals(records: Iterable[Record]) -> dict[str, Any]:
             most += w * (r.executions.max or 0)
         sums[key] = {"min": least, "max": most}
     return sums
+
+
+def step_bytes(records: Iterable[Record]) -> int:
+    """Wire bytes that a rank sends for these records in one step, each as often as `Record.times` says."""
+    return sum(record.wire_bytes * record.times for record in records)

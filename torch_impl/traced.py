@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
 
 import torch
 import torch._dynamo
@@ -14,6 +13,7 @@ from contract.layout import layout
 from contract.layout import names as names_of
 from contract.problem import Layer
 from contract.strategy import AXES, Run
+from shardiff.mesh import Mesh
 from shardiff.ranks.torch_pool import Workers, run_on_ranks
 from shardiff.record import Record
 from shardiff.tracing.calls import Call
@@ -31,7 +31,8 @@ def trace_run(run: Run, workers: Workers | None = None) -> list[Record]:
         ranks = run_on_ranks(trace_rank, run, world_size=run.degree, device=run.device)
     else:
         ranks = workers.call(trace_rank, run, world_size=run.degree)
-    return [replace(record, axis=AXES[run.strategy]) for record in merge(ranks)]
+    axis = AXES[run.strategy]
+    return Mesh(((axis, run.degree),) if axis else ()).named(merge(ranks))
 
 
 def trace_rank(device: torch.device, run: Run) -> list[Call]:

@@ -36,7 +36,7 @@ def block(op: str, sizes: Sequence[int], iterations: int, budget: float, bare: b
         del got, want
         depth = max(1, min(32, IN_FLIGHT // payload))
         side = Side(functools.partial(run, x), jax.block_until_ready, agree, depth)
-        runs_as = " + ".join(sorted({record.op for record in hlo.read(run.as_text()).collectives})) or "copy"
+        runs_as = " + ".join(sorted({record.op for record in hlo.read(run.as_text()).records})) or "copy"
         times = measure(side, iterations, budget, bare)
         results.append({"bytes": payload, "runs_as": runs_as, "correct": correct, **times})
     return results

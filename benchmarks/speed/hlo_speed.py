@@ -44,7 +44,7 @@ def measure(path: str) -> None:
     seconds, processor, found = [], [], 0
     for _ in range(3):
         start, used = time.perf_counter(), time.process_time()
-        found = len(read_file(path).collectives)
+        found = len(read_file(path).records)
         seconds.append(time.perf_counter() - start)
         processor.append(time.process_time() - used)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6

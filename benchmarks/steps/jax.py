@@ -137,7 +137,7 @@ def finish(state: State, profiled: int) -> dict[str, dict[str, Any]]:
             state.barrier()
             contestant.run()
 
-        records = hlo.read(text).collectives
+        records = hlo.read(text).records
         steps = profile_jax.profile(act, text, profiled) if records else []
         spans = [(ops, ops[0].start, max(o.end for o in ops)) for _, _, ops in steps if ops]
         results[name] |= {

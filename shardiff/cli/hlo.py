@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from shardiff import hlo
 from shardiff.diff.record_view import summary, table
-from shardiff.record import totals
+from shardiff.record import SCHEMA, totals
 from shardiff.system import inputs
 
 
@@ -35,11 +35,12 @@ def show(files: Sequence[str], as_json: bool) -> int:
 def to_json(file: str, module: hlo.Module) -> dict[str, object]:
     """Plain JSON types."""
     return {
+        "schema": SCHEMA,
         "file": file,
         "module": module.name,
         "num_devices": module.num_devices,
-        "collectives": [record.to_json() for record in module.collectives],
-        "totals": totals(module.collectives),
+        "records": [record.to_json() for record in module.records],
+        "totals": totals(module.records),
     }
 
 
@@ -48,6 +49,6 @@ def _print(file: str, module: hlo.Module) -> None:
 
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
     console.print(f"{file}: module {module.name}, {module.num_devices} devices", markup=False)
-    if module.collectives:
-        console.print(table(module.collectives))
-    console.print(summary(module.collectives), markup=False)
+    if module.records:
+        console.print(table(module.records))
+    console.print(summary(module.records), markup=False)

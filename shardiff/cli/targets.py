@@ -15,7 +15,7 @@ def show(as_json: bool) -> None:
     rows = known()
     if as_json:
         flat = [{"name": r.name, "compiler": r.compiler, "attached": r.attached, **asdict(r.family)} for r in rows]
-        print(json.dumps({"targets": flat}, indent=2))
+        print(json.dumps({"schema": 2, "targets": flat}, indent=2))
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardiff.diff.record_view import table
-from shardiff.record import Record, totals
+from shardiff.record import SCHEMA, Record, totals
 from shardiff.system.words import size
 from shardiff.tracing.calls import Call, last_of, ranks_text
 from shardiff.tracing.link import serve
@@ -94,6 +94,7 @@ def show(
     program = shlex.join([str(script), *arguments])
     if as_json:
         document = {
+            "schema": SCHEMA,
             "program": program,
             "ranks": len(ranks),
             "records": [record.to_json() for record in records],

@@ -84,7 +84,12 @@ def match(explicit: Sequence[Record], derived: Sequence[Record]) -> tuple[Links,
 
 def atoms(records: Sequence[Record]) -> list[Atom]:
     """The operands of all records."""
-    return [Atom(i, r, size, executions(r)) for i, r in enumerate(records) for size in r.parts or (r.payload_bytes,)]
+    return [Atom(i, r, size, executions(r)) for i, r in enumerate(records) for size in sizes(r)]
+
+
+def sizes(record: Record) -> tuple[int, ...]:
+    """The payload bytes of each operand."""
+    return tuple(part.bytes for part in record.parts) or (record.payload_bytes,)
 
 
 def executions(record: Record) -> int:

@@ -27,13 +27,13 @@ def read_records(path: Path) -> tuple[str, list[Record]]:
         data = read_json(path)
     except NotJson as error:
         raise ValueError(f"{error}; give the JSON of one program, as shardiff trace or hlo print with --json") from None
-    for key, of in (("collectives", "module"), ("records", "program")):
-        if isinstance(data, dict) and isinstance(data.get(key), list):
-            try:
-                return str(data.get(of) or path), [Record.from_json(fields) for fields in data[key]]
-            except ValueError as error:
-                raise ValueError(f"{path}: {error}") from None
-    raise ValueError(f"{path}: has neither records nor collectives; give an output of shardiff trace or hlo --json")
+    if isinstance(data, dict) and isinstance(data.get("records"), list):
+        try:
+            name = data.get("program") or data.get("module") or path
+            return str(name), [Record.from_json(fields) for fields in data["records"]]
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    raise ValueError(f"{path}: has no records; give an output of shardiff trace or hlo --json")
 
 
 def show_files(a: Path, b: Path, fail_on: str | None, as_json: bool) -> int:

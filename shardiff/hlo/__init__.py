@@ -8,6 +8,9 @@ in pieces is put together: a start and its done; the copies of one collective in
 send and its receive, which are one collective_permute. The all-reduce in a TPU's all-reduce-scatter fusion is a
 reduce_scatter. Bytes are those of the shapes; for a permute, group_size is None.
 
+The reader fills in what the text hides: the reduction, which is a computation of its own; the parts of a GPU's
+combined all-reduce, whose one operand is their concatenation; which argument of the program a gather's operand is.
+
 Flags: "promoted" (the reduction runs in a wider type than the program's), "ragged" and "dynamic" (bytes are an upper
 bound), "uneven_groups" (group_size is the largest).
 """
@@ -37,11 +40,11 @@ MLIR = re.compile(r"\s*(?:#\w+\s*=|module\b|\"builtin\.module\"|func\.func\b|#lo
 
 @dataclass(frozen=True)
 class Module:
-    """What was read: the module's name, the devices that it runs on, and its collectives in the order of the text."""
+    """The module's name, how many devices it runs on, and a record for each collective, in the order of the text."""
 
     name: str
     num_devices: int
-    collectives: list[Record]
+    records: list[Record]
 
 
 def read_file(path: str | Path) -> Module:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from shardiff.hlo.errors import HloError, display, error, shown
 from shardiff.hlo.text import COMMENT, GROUP, NAME, STRING, Program, Statement, balanced, statements
+from shardiff.record import BITS
 
 PIECE = re.compile(rf'[^"()\[\]{{}},]*(?:(?:{STRING}|{GROUP})[^"()\[\]{{}},]*)*', re.S)
 STRIP = re.compile(rf"({STRING})|{COMMENT}", re.S)
@@ -20,6 +21,7 @@ FIELD = re.compile(rf"([\w\-.]+)\s*=\s*({STRING}|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\
 ROW = re.compile(rf"(\d+)\s+({STRING}|\{{[^}}]*\}})", re.S)  # of a table
 ESCAPE = re.compile(r"\\(?:([0-3][0-7]{2})|(.))", re.S)
 LEAF = re.compile(r"([a-z]\w*)\[([^\]]*)\]((?:\{[^}]*\})?)|[()]")
+DTYPES = {"pred": "bool", "f": "float", "bf": "bfloat", "s": "int", "u": "uint", "c": "complex"}
 DIM = re.compile(r"(?:<=)?\d{1,18}|\?|<=\?")
 
 
@@ -184,8 +186,8 @@ def array(dtype: str, dims: str, layout: str) -> Leaf | None:
     """The shape of an array, None for a token. `E(4)` in a layout is the size of an element in bits."""
     if dtype in ("token", "opaque"):
         return None
-    width = re.search(r"\d{1,3}", dtype)  # the first number in a type's name is its size: bf16, c64, f8e4m3fn, s4
-    bits = 8 if dtype == "pred" else int(width[0]) if width else 0
+    width = re.search(r"\d{1,3}", dtype)
+    bits = BITS.get(dtype_name(dtype)) or (int(width[0]) if width else 0)  # a newer type has its size in its name
     if packed := re.search(r"E\((\d{1,3})\)", layout):
         bits = int(packed[1])
     if not bits:
@@ -198,6 +200,15 @@ def array(dtype: str, dims: str, layout: str) -> Leaf | None:
     if leaf.num_bytes >= 2**63:
         raise HloError(f"shape {shown(dtype)}[{shown(dims)}] is larger than any memory")
     return leaf
+
+
+def dtype_name(dtype: str) -> str:
+    """XLA's element type as NumPy and ml_dtypes call it: f32 -> float32, f8e4m3fn -> float8_e4m3fn, s4 -> int4."""
+    found = re.fullmatch(r"([a-z]+)(\d*)(\w*)", dtype)
+    if found is None:
+        return dtype
+    kind, width, variant = found.groups()
+    return DTYPES.get(kind, kind) + width + (f"_{variant}" if variant else "")
 
 
 def stack_frames(tables: dict[str, str]) -> dict[str, str]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from shardiff.hlo.errors import HloError, display, shown
 from shardiff.hlo.flow import Flow, is_synchronous
 from shardiff.hlo.groups import Groups, device_edges, device_groups, id_lists
-from shardiff.hlo.instruction import Instruction, Leaf, find, instruction, leaves, source_of
+from shardiff.hlo.instruction import Instruction, Leaf, dtype_name, find, instruction, leaves, source_of
+from shardiff.hlo.operands import argument_of, concatenated, reduction_of
 from shardiff.hlo.phases import MAX_CALLERS, Phases
 from shardiff.hlo.text import Program, Statement
-from shardiff.record import Record, wire_bytes
+from shardiff.record import Part, Record, wire_bytes
 
 OPS = {
     "all-reduce": "all_reduce",
@@ -33,7 +33,6 @@ CALLS = frozenset(
 )
 GLOBAL_IDS = ("all-reduce", "all-gather", "reduce-scatter", "cross-replica-sum")  # those with use_global_device_ids
 MODES = ("cross_replica", "cross_partition", "cross_replica_and_partition", "flattened_id")
-DTYPES = {"pred": "bool", "f": "float", "bf": "bfloat", "s": "int", "u": "uint", "c": "complex"}
 PAIRS = "_xla_send_recv_source_target_pairs"
 
 
@@ -88,8 +87,9 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
         value = site.attributes.get("replica_groups", "{}")
         groups, group_size = device_groups(value, mode, replicas, partitions)
     arrays = payload(context.program, computation, site, group_size)
-    sizes = [array.num_bytes for array in arrays]
-    size = sum(sizes)
+    size = sum(array.num_bytes for array in arrays)
+    parts = parts_of(context, computation, site, op, arrays)
+    what = parts[0] if len(parts) == 1 else None
     moves = edges is None or any(source != target for source, target in edges)
     in_pieces = opcode in ("send", "recv") or chain_id(site) is not None
     return Record(
@@ -107,8 +107,33 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
         computation=display(computation),
         source=source_of(site.metadata, context.frames),
         flags=tuple(flags_of(site, opcode, arrays, groups)),
-        parts=tuple(sizes) if len(sizes) > 1 and op != "all_to_all" else (),
+        parts=parts if what is None else (),
+        reduction=reduction_of(context.program, site) if op in ("all_reduce", "reduce_scatter") else None,
+        root=0 if op == "broadcast" else None,  # the first device of a group has the data
+        shape=what.shape if what else None,
+        moves=what.moves if what else None,
+        detail=what.detail if what else None,
     )
+
+
+def parts_of(context: Context, computation: str, site: Instruction, op: str, arrays: list[Leaf]) -> tuple[Part, ...]:
+    """The operands with what is known of each: its shape, and which argument of the program it is.
+
+    None for an all_to_all of a tuple, which holds the blocks of one array.
+    """
+    if op == "all_to_all" and len(arrays) > 1:
+        return ()
+    if op == "all_reduce" and len(arrays) == 1 and len(arrays[0].dims) == 1 and site.operands:
+        joined = concatenated(context.program, computation, site.operands[0])
+        if joined and sum(array.num_bytes for array in joined) == arrays[0].num_bytes:
+            return tuple(Part(dtype_name(array.dtype), array.num_bytes) for array in joined)
+    parts = [Part(dtype_name(array.dtype), array.num_bytes, array.dims) for array in arrays]
+    if op == "all_gather" and len(site.operands) == len(parts):
+        for i, operand in enumerate(site.operands):
+            argument = argument_of(context.program, context.flow, computation, operand)
+            if argument is not None:
+                parts[i] = replace(parts[i], moves="parameter", detail=argument or None)
+    return tuple(parts)
 
 
 def group_mode(site: Instruction, opcode: str) -> str:
@@ -129,26 +154,28 @@ def payload(program: Program, computation: str, site: Instruction, group_size: i
     is_start = site.opcode != opcode
     shapes = leaves(site.shape)
     is_tuple = site.shape.startswith("(")
-    if opcode == "ragged-all-to-all" and site.operands:  # what goes in bounds what is sent; the output is scratch space
+    if opcode == "ragged-all-to-all" and site.operands:  # both what goes in and what comes out bound what is sent
         source = find(program, computation, site.operands[0])
         if source and not source.shape.startswith("("):
-            return [leaf for _, leaf in leaves(source.shape)]
+            sides = [[leaf for _, leaf in leaves(shape)] for shape in (source.shape, site.shape)]
+            return min((side for side in sides if side), key=lambda side: sum(leaf.num_bytes for leaf in side))
     if is_tuple and opcode in ("send", "recv"):  # (buffer, context, token)
         return [leaf for index, leaf in shapes if index == 0]
     if is_tuple and is_start and opcode != "all-reduce":  # (what goes in, what comes out, contexts...)
         return [leaf for index, leaf in shapes if index == (0 if opcode == "reduce-scatter" else 1)]
     arrays = [leaf for _, leaf in shapes]
     if opcode == "reduce-scatter" and not is_start and group_size:
-        return [replace(leaf, dims=(*leaf.dims, group_size)) for leaf in arrays]
+        return [replace(leaf, dims=scattered(site, leaf.dims, group_size)) for leaf in arrays]
     if slices := id_lists(site.attributes.get("slice_sizes", "{}")):  # a permute of parts of its buffer, in place
         return [replace(arrays[0], dims=sizes) for sizes in slices] if arrays else []
     return arrays
 
 
-def dtype_name(dtype: str) -> str:
-    """XLA's element type as NumPy and ml_dtypes call it: f32 -> float32, f8e4m3fn -> float8_e4m3fn, s4 -> int4."""
-    kind, width, variant = re.fullmatch(r"([a-z]+)(\d*)(\w*)", dtype).groups()  # type: ignore[union-attr]
-    return DTYPES.get(kind, kind) + width + (f"_{variant}" if variant else "")
+def scattered(site: Instruction, dims: tuple[int, ...], group_size: int) -> tuple[int, ...]:
+    """The dims of what goes into a reduce-scatter, by those of what comes out."""
+    dim = site.attributes.get("dimensions", "").strip("{} ")
+    i = int(dim) if dim.isdecimal() and int(dim) < len(dims) else 0
+    return (*dims[:i], (dims[i] if dims else 1) * group_size, *dims[i + 1 :])
 
 
 def flags_of(site: Instruction, opcode: str, arrays: list[Leaf], groups: Groups | None) -> Iterator[str]:

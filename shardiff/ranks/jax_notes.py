@@ -52,7 +52,7 @@ def describe(compiled: Any) -> tuple[int, bytes, bytes]:
     """Payload bytes of all its collectives, its name, and how many there are of each op."""
     text, records = compiled.as_text() or "", []
     with suppress(ValueError):
-        records = hlo.read(text).collectives
+        records = hlo.read(text).records
     size = sum(record.payload_bytes * (record.executions.max or 1) for record in records)
     ops = Counter(record.op for record in records)
     name = re.match(r"HloModule ([^,\s]+)", text)

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import Any
 
+from shardiff.record import Part
+
 
 @dataclass(frozen=True)
 class Call:
@@ -36,7 +38,7 @@ class Call:
     tag: int = 0
     to: tuple[int, ...] = ()
     by: tuple[int, ...] = ()
-    parts: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
     of: int | None = None
     axis: str | None = None
     phase: str = "forward"
@@ -54,6 +56,7 @@ class Call:
         """Inverse of `to_json`, also after a trip through JSON, which turns tuples into lists."""
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         values["shapes"] = tuple(map(tuple, fields.get("shapes", ())))
+        values["parts"] = tuple(Part(**part) for part in fields.get("parts", ()))
         return Call(**values)
 
 

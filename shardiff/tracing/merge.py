@@ -8,12 +8,13 @@ pipeline sends in one tick. A receive counts where it is waited for, because it 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardiff.record import Executions, Record, record
+from shardiff.record import BITS, Executions, Record, num_bytes, record
 from shardiff.tracing.calls import Call, Operation, Place, match_collectives, match_messages
 
 
@@ -163,8 +164,16 @@ def collective_record(calls: Sequence[Call]) -> Record:
         flags=call.flags,
         parts=call.parts,
         reduction=call.reduction,
-        detail=next((call.detail for call in calls if call.detail), None),
+        detail=(detail := next((call.detail for call in calls if call.detail), None)),
+        root=call.ranks.index(call.peer) if call.peer in call.ranks else None,
+        shape=call.shapes[0] if len(call.shapes) == 1 and is_payload(call) else None,
+        moves=None if detail is None else "gradient" if detail.startswith("gradient") else "parameter",
     )
+
+
+def is_payload(call: Call) -> bool:
+    """Whether the bytes of the one tensor that was passed are the payload; those of a gather's input are not."""
+    return num_bytes(math.prod(call.shapes[0]), call.dtype) == call.payload_bytes if call.dtype in BITS else False
 
 
 def sent_record(call: Call) -> Record:

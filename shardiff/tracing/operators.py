@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from shardiff.record import Part
 from shardiff.tracing.calls import Call
 
 # operator without its trailing underscore -> (op, position of the argument whose bytes count, whether once per rank)
@@ -122,13 +123,14 @@ def call_of(space: str, name: str, bound: Mapping[str, Any]) -> Call:
     if op == "barrier":  # a monitored one waits for all, and does not fit any other
         return replace(call, is_async=False, flags=("monitored",)) if "monitored" in name else call
     to, by = blocks(name, bound, len(ranks))
-    dtypes = {str(t.dtype).removeprefix("torch.") for t in tensors}
-    parts = tuple(num_bytes(t) * (len(ranks) if once_per_rank else 1) for t in tensors)
+    dtypes = [str(t.dtype).removeprefix("torch.") for t in tensors]
+    sizes = [num_bytes(t) * (len(ranks) if once_per_rank else 1) for t in tensors]
+    combined = "coalesced" in name and len(tensors) > 1
     return replace(
         call,
-        dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
-        payload_bytes=sum(parts),
-        parts=parts if "coalesced" in name and len(parts) > 1 else (),
+        dtype="+".join(dict.fromkeys(dtypes)),
+        payload_bytes=sum(sizes),
+        parts=tuple(map(Part, dtypes, sizes)) if combined else (),
         shapes=tuple(tuple(t.shape) for t in tensors),
         to=to,
         by=by,

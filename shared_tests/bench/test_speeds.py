@@ -14,10 +14,10 @@ from shardiff.hlo import read, read_file
 
 
 def test_the_text_that_the_reader_is_timed_on_is_the_real_dumps_over_and_over():
-    found = [len(read_file(path).collectives) for path in sorted(hlo_speed.DUMPS.glob("*.hlo.txt"))]
+    found = [len(read_file(path).records) for path in sorted(hlo_speed.DUMPS.glob("*.hlo.txt"))]
     size = sum(path.stat().st_size for path in hlo_speed.DUMPS.glob("*.hlo.txt")) / 1e6
     text = hlo_speed.synthetic(0.95 * size)  # so that the last copy is begun, and no further one
-    assert len(read(text).collectives) == sum(found) and text.count("call(), to_apply=") == len(found)
+    assert len(read(text).records) == sum(found) and text.count("call(), to_apply=") == len(found)
 
 
 def test_the_reader_is_timed_in_a_process_of_its_own(capfd):

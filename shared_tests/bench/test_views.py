@@ -32,8 +32,8 @@ def test_hlo_prints_a_line_of_json_for_each_file_that_can_be_read_and_names_the_
     for file, document in zip((ONE, OTHER), documents, strict=True):
         module = read_file(file)
         assert (document["file"], document["module"]) == (str(file), module.name)
-        assert (document["num_devices"], document["totals"]) == (module.num_devices, totals(module.collectives))
-        assert [Record.from_json(fields) for fields in document["collectives"]] == module.collectives
+        assert (document["num_devices"], document["totals"]) == (module.num_devices, totals(module.records))
+        assert [Record.from_json(fields) for fields in document["records"]] == module.records
 
 
 def test_hlo_shows_a_table(capsys):
@@ -41,8 +41,8 @@ def test_hlo_shows_a_table(capsys):
     assert cli.main(["hlo", str(ONE)]) == 0
     out, err = capsys.readouterr()
     assert err == "" and out.startswith(f"{ONE}: module {module.name}, {module.num_devices} devices\n")
-    assert all(f" {one.op} " in out and words.size(one.payload_bytes) in out for one in module.collectives)
-    assert out.endswith(f"{record_view.summary(module.collectives)}\n")
+    assert all(f" {one.op} " in out and words.size(one.payload_bytes) in out for one in module.records)
+    assert out.endswith(f"{record_view.summary(module.records)}\n")
 
 
 def test_targets_has_a_line_for_every_family_with_its_memory(capsys):

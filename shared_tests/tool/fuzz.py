@@ -172,7 +172,7 @@ def json_seeds() -> dict[str, tuple[Any, ...]]:
     traced = {
         "program": "train.py",
         "ranks": 2,
-        "records": records[0]["collectives"],
+        "records": records[0]["records"],
         "totals": {},
         "disagreements": [],
     }

@@ -37,7 +37,7 @@ def valid(text: str) -> Module:
 
 def only(text: str) -> Record:
     """The one record of a text that XLA's parser accepts."""
-    (record,) = valid(text).collectives
+    (record,) = valid(text).records
     return record
 
 

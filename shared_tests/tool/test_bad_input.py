@@ -313,7 +313,7 @@ JSON = {
     '{"records": ["\\ud800"]}': "surrogates not allowed",
     "\x00": "no JSON",
     "": "no JSON",
-    "[]": "has neither records nor collectives",
+    "[]": "has no records",
     '{"records": [[]]}': "a record has at least",
     '{"records": [{"op": "all_reduce", "dtype": "f32", "payload_bytes": 1'
     + "0" * 400

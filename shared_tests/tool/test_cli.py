@@ -141,7 +141,7 @@ def test_json_has_a_row_for_every_run_and_the_machine(ideal_runs, capsys):
     assert cli.main([*SMALL, "--json", "--dtype", "float64", "--dtype", "bfloat16"]) == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
-    assert err == "" and list(document) == ["rows", "machine"]
+    assert err == "" and list(document) == ["schema", "rows", "machine"]
     assert len(document["rows"]) == len(IMPLEMENTATIONS) * len(STRATEGIES) * 2
     for row in document["rows"]:
         assert list(row) == [*FIELDS, *ERRORS, "passed"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 
 from shardiff.diff.alignment import subset_with_sum
 from shardiff.diff.rules import WHY, Row, align, sentence, step_bytes, unexplained
-from shardiff.record import OPS, PHASES, Executions, Record, record
+from shardiff.record import OPS, PHASES, Executions, Part, Record, record
 
 
-def rec(op: str, size: int, phase: str = "backward", n: int = 4, dtype: str = "float32", **fields: object) -> Record:
+def rec(op: str, size: int, phase: str = "backward", n: int = 4, dtype: str = "float32", **fields: Any) -> Record:
+    fields["parts"] = tuple(Part(dtype, part) for part in fields.get("parts", ()))
     return record(op, dtype, size, None if op == "collective_permute" else n, phase=phase, **fields)
 
 

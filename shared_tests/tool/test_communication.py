@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.problem import BYTES
-from shardiff.record import OPS, PHASES, Executions, Record, record, totals, wire_bytes, wire_factor
+from shardiff.record import BITS, OPS, PHASES, Executions, Part, Record, record, totals, wire_bytes, wire_factor
 
 counts = st.integers(0, 10)
 executions = st.builds(
@@ -20,7 +19,7 @@ ranks = st.integers(0, 7)
 records = st.builds(
     Record,
     op=st.sampled_from(OPS),
-    dtype=st.sampled_from(tuple(BYTES)),
+    dtype=st.sampled_from(tuple(BITS)),
     payload_bytes=st.integers(0, 2**40),
     wire_bytes=st.integers(0, 2**40),
     axis=st.none() | st.sampled_from(("dp", "tp", "pp")),
@@ -35,6 +34,9 @@ records = st.builds(
     source=st.none() | st.text(),
     flags=st.lists(st.text()).map(tuple),
     detail=st.none() | st.text(),
+    parts=st.lists(st.builds(Part, dtype=st.sampled_from(tuple(BITS)), bytes=st.integers(0, 2**40))).map(tuple),
+    root=st.none() | ranks,
+    shape=st.none() | st.lists(ranks).map(tuple),
 )
 
 
@@ -131,7 +133,10 @@ NO_RECORD = {
     "source": [1],
     "flags": [None, "promoted", [1], {}],
     "detail": [1],
-    "parts": [None, 4, [-4], [4.0], ["4"]],
+    "parts": [None, 4, [4], [{}], [{"dtype": "float32", "bytes": -4}], [{"dtype": "int8", "bytes": 1, "size": 1}]],
+    "root": [-1, 1.0, True, "0"],
+    "shape": [4, "4", [-1], [1.0], [[1]]],
+    "moves": ["weights", 1],
     "reduction": [1, ["sum"]],
     "colour": ["red", None],
 }
@@ -179,7 +184,10 @@ def test_everything_that_a_record_has_comes_back_from_lists():
         source="f.py:1",
         flags=("promoted",),
         detail="loss",
-        parts=(1, 2),
+        parts=(Part("bfloat16", 1), Part("float32", 2, (1,), "gradient", "w0")),
+        root=1,
+        shape=(3, 0),
+        moves="activation",
     )
     fields = json.loads(json.dumps(one.to_json()))
     assert Record.from_json(fields) == one

@@ -54,7 +54,7 @@ def needs_compiler(target: str) -> None:
 def written_and_derived(run: Run, target: str):
     compiled = targets.compile(run, parse(target))
     assert_same_instructions(compiled.hlo)
-    return cost.communication(replace(run, implementation="torch")), hlo.read(compiled.hlo).collectives
+    return cost.communication(replace(run, implementation="torch")), hlo.read(compiled.hlo).records
 
 
 @pytest.mark.parametrize(("strategy", "target"), GOLDEN)
@@ -110,13 +110,13 @@ def test_with_precision_highest_a_tpu_gathers_in_float32():
     needs_compiler("v5e:2x4")
     run = Run("shard_map", "tensor_parallel", 8, Problem(256, 1024, 2))
     compiled = targets.compile(run, parse("v5e:2x4"), "highest")
-    gathers = [r for r in hlo.read(compiled.hlo).collectives if r.op == "all_gather"]
+    gathers = [r for r in hlo.read(compiled.hlo).records if r.op == "all_gather"]
     assert gathers and {r.dtype for r in gathers} == {"float32"}
 
 
 def test_the_pipeline_of_annotations_has_a_formula_of_its_own():
     run = Run("annotated", "pipeline_parallel", 4, Problem(24, 32, 4), microbatches=3)
-    derived = hlo.read(targets.compile(run, parse("cpu:4")).hlo).collectives
+    derived = hlo.read(targets.compile(run, parse("cpu:4")).hlo).records
     assert step_bytes(derived) == step_bytes(cost.communication(run))
 
 
@@ -159,7 +159,7 @@ def test_two_files_are_compared(output, tmp_path, capsys):
     """What trace and hlo print is what diff reads."""
     one, other = tmp_path / "trace.json", tmp_path / "hlo.json"
     one.write_text(json.dumps({"program": "p", "records": output["explicit"]["records"]}))
-    other.write_text(json.dumps({"module": "m", "collectives": output["derived"]["records"][1:]}))
+    other.write_text(json.dumps({"module": "m", "records": output["derived"]["records"][1:]}))
     assert cli.main(["diff", str(one), str(one), "--fail-on", "unexplained", "--json"]) == 0
     assert {row["verdict"] for row in json.loads(capsys.readouterr().out)["rows"]} == {"same"}
     assert cli.main(["diff", str(one), str(other)]) == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardiff.hlo import HloError, read, read_file
+from shardiff.record import Part
 from shared_tests.tool.hlo_modules import ADD, ALL, CHOSEN, FLAT, brief, module, only, reduce, valid
 
 CASES = Path(__file__).parent / "hlo_cases"
@@ -24,7 +25,7 @@ REAL = sorted((CASES / "real").glob("*.hlo.txt"))
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.name.removesuffix(".hlo.txt"))
 def test_every_case_has_the_records_that_its_answer_lists(path: Path) -> None:
     expected = json.loads(path.with_name(path.name.replace(".hlo.txt", ".json")).read_text())["collectives"]
-    found = [json.loads(json.dumps(record.to_json())) for record in read_file(path).collectives]
+    found = [json.loads(json.dumps(record.to_json())) for record in read_file(path).records]
     for answer in expected:
         matching = [r for r in found if all(r[key] == value for key, value in answer.items())]
         assert matching, f"no record like {answer} among {found}"
@@ -115,7 +116,7 @@ def test_edges_of_a_permute_are_replicas_without_a_channel_and_partitions_with_o
 
 def test_ids_beyond_the_declared_devices_are_taken_as_they_stand_and_counted() -> None:
     module_ = valid(module(reduce("replica_groups={{0,1},{2,3}}"), header="is_scheduled=true"))
-    assert module_.num_devices == 4 and module_.collectives[0].groups == ((0, 1), (2, 3))
+    assert module_.num_devices == 4 and module_.records[0].groups == ((0, 1), (2, 3))
 
 
 @pytest.mark.parametrize(
@@ -135,8 +136,8 @@ def test_a_module_runs_on_the_devices_that_it_declares_and_on_those_that_it_name
 
 def test_a_module_tells_its_name_and_its_collectives_in_the_order_of_the_text() -> None:
     found = valid(module(reduce(ALL).replace("ROOT %r", "%b") + "\n" + reduce(ALL).replace("%r", "%a")))
-    assert (found.name, [record.name for record in found.collectives]) == ("m", ["b", "a"])
-    assert {record.computation for record in found.collectives} == {"main"}
+    assert (found.name, [record.name for record in found.records]) == ("m", ["b", "a"])
+    assert {record.computation for record in found.records} == {"main"}
 
 
 def test_groups_of_unequal_size_are_flagged_and_the_largest_counts() -> None:
@@ -229,7 +230,7 @@ def test_payload_of_every_form_sync_started_and_combined(instruction: str, expec
 
 def test_operands_of_a_combined_collective_are_its_parts() -> None:
     text = f"%q = f32[16] parameter(1)\nROOT %r = (f32[8], f32[16]) all-reduce(%p, %q), {ALL}, to_apply=%add"
-    assert only(module(text)).parts == (32, 64)
+    assert only(module(text)).parts == (Part("float32", 32, (8,)), Part("float32", 64, (16,)))
     assert only(module(reduce(ALL))).parts == ()
     text = "ROOT %r = (f32[8], f32[8]) all-to-all(%p, %p), channel_id=1, replica_groups={{0,1}}"
     assert only(module(text)).parts == ()  # they are the blocks of one array
@@ -237,9 +238,9 @@ def test_operands_of_a_combined_collective_are_its_parts() -> None:
 
 def test_a_permute_in_place_moves_the_slices_that_it_names() -> None:
     text = f"ROOT %r = f32[8] collective-permute(%p, %p, %p, %p), {PERMUTE}, slice_sizes={{{{4}},{{3}}}}"
-    (record,) = read(module(text)).collectives
-    assert (record.payload_bytes, record.parts) == (28, (16, 12))
-    (record,) = read(module(text.replace("f32[8] collective", "token[] collective"))).collectives
+    (record,) = read(module(text)).records
+    assert (record.payload_bytes, [part.bytes for part in record.parts]) == (28, [16, 12])
+    (record,) = read(module(text.replace("f32[8] collective", "token[] collective"))).records
     assert record.payload_bytes == 0
 
 
@@ -247,7 +248,7 @@ def test_a_ragged_all_to_all_of_what_is_not_known_is_bounded_by_what_comes_out()
     for operand in ("%gone", "%t"):
         text = f"""%t = (f32[8], f32[8]) tuple(%p, %p)
         ROOT %r = f32[32] ragged-all-to-all({operand}, %p, %p), channel_id=1, replica_groups={{{{0,1}}}}"""
-        assert [brief(record)[:3] for record in read(module(text)).collectives] == [("all_to_all", 128, 2)]
+        assert [brief(record)[:3] for record in read(module(text)).records] == [("all_to_all", 128, 2)]
 
 
 def test_a_tuple_of_mixed_types_is_one_record_that_names_both() -> None:
@@ -303,7 +304,7 @@ def test_an_async_wrapper_counts_once_though_start_update_and_done_all_name_it(c
     text = f"""%s = ((f32[8]), f32[64], u32[]) async-start(%p), calls={callee}
     %u = ((f32[8]), f32[64], u32[]) async-update(%s), calls={callee}
     ROOT %d = f32[64] async-done(%u), calls={callee}"""
-    (record,) = read(module(text, WRAPPED)).collectives  # XLA's parser of today takes calls= at the start only
+    (record,) = read(module(text, WRAPPED)).records  # XLA's parser of today takes calls= at the start only
     assert brief(record) == ("all_gather", 256, 8, (1, 1)) and record.is_async
     record = only(
         module("\n".join(text.replace(f", calls={callee}", "", 3).splitlines()), WRAPPED).replace(
@@ -316,9 +317,7 @@ def test_an_async_wrapper_counts_once_though_start_update_and_done_all_name_it(c
 def test_an_asynchronous_call_makes_what_it_calls_asynchronous() -> None:
     text = """%s = ((f32[8]), f32[64], u32[]) call-start(%p), async_execution_thread="sparsecore", to_apply=%inner
     ROOT %d = f32[64] call-done(%s)"""
-    record = read(
-        module(text, WRAPPED.replace("}\n%wrapped", '}, execution_thread="sparsecore"\n%wrapped'))
-    ).collectives[0]
+    record = read(module(text, WRAPPED.replace("}\n%wrapped", '}, execution_thread="sparsecore"\n%wrapped'))).records[0]
     assert record.is_async and record.name == "ag" and record.computation == "inner"
 
 
@@ -330,7 +329,7 @@ def test_copies_of_one_collective_in_async_collective_fusions_are_one() -> None:
         for i in range(6)
     )
     calls = "\n".join(f"%f.{i} = f32[64] fusion(%p), kind=kCustom, calls=%fused.{i}" for i in range(6))
-    found = valid(module(calls, fused)).collectives
+    found = valid(module(calls, fused)).records
     assert [(record.name, record.payload_bytes, record.is_async) for record in found] == [
         ("ag.0", 256, True),
         ("ag.3", 256, True),
@@ -359,7 +358,7 @@ def test_copies_are_of_one_collective_only_within_a_computation() -> None:
         }}
         """
     calls = "%c = f32[64] call(%p), to_apply=%part.a\n%d = f32[64] call(%p), to_apply=%part.b"
-    assert [record.name for record in valid(module(calls, text)).collectives] == ["ag.a0", "ag.b0"]
+    assert [record.name for record in valid(module(calls, text)).records] == ["ag.a0", "ag.b0"]
 
 
 def test_only_a_custom_fusion_named_all_reduce_scatter_is_a_reduce_scatter() -> None:
@@ -391,21 +390,21 @@ def transfers(pairs: str, channel: int, number: str = "", extra: str = "") -> st
 
 def test_two_pairs_of_send_and_receive_on_one_channel_are_two_permutes() -> None:
     text = module(transfers("{{0,1},{1,2}}", 1) + transfers('"{{3,0}}"', 1, ".1"))
-    assert [record.edges for record in valid(text).collectives] == [((0, 1), (1, 2)), ((3, 0),)]
-    assert all(record.op == "collective_permute" and record.payload_bytes == 32 for record in valid(text).collectives)
+    assert [record.edges for record in valid(text).records] == [((0, 1), (1, 2)), ((3, 0),)]
+    assert all(record.op == "collective_permute" and record.payload_bytes == 32 for record in valid(text).records)
 
 
 def test_transfers_to_and_from_the_host_are_no_collectives() -> None:
-    assert valid(module(transfers("", 1, extra=", is_host_transfer=true"))).collectives == []
+    assert valid(module(transfers("", 1, extra=", is_host_transfer=true"))).records == []
     named = ', frontend_attributes={_xla_host_transfer_handler_name="h"}'
-    assert valid(module(transfers("", 1, extra=named))).collectives == []
-    assert [r.edges for r in valid(module(transfers("", 1, extra=", is_host_transfer=false"))).collectives] == [None]
+    assert valid(module(transfers("", 1, extra=named))).records == []
+    assert [r.edges for r in valid(module(transfers("", 1, extra=", is_host_transfer=false"))).records] == [None]
 
 
 def test_a_send_and_a_receive_on_two_channels_are_two_permutes() -> None:
     text = transfers("{{0,1}}", 1).replace("    ", "").splitlines()
     text = [line.replace("channel_id=1", "channel_id=2") if "%r" in line[:6] else line for line in text]
-    found = valid(module("\n".join(text))).collectives
+    found = valid(module("\n".join(text))).records
     assert [record.name for record in found] == ["recv", "send"] and {record.is_async for record in found} == {True}
 
 
@@ -440,7 +439,7 @@ def test_a_collective_that_lost_its_name_takes_the_latest_phase_that_it_reads() 
     %c = f32[8] copy(%b)
     %x = (f32[8], f32[8]) all-reduce(%f, %c), {ALL}, to_apply=%add
     %y = f32[8] all-reduce(%f), {ALL}, to_apply=%add"""
-    assert [record.phase for record in valid(module(text)).collectives] == ["backward", "forward"]
+    assert [record.phase for record in valid(module(text)).records] == ["backward", "forward"]
 
 
 def test_what_is_combined_runs_when_its_last_operand_is_there_whatever_its_name() -> None:
@@ -468,7 +467,7 @@ def test_a_gather_of_what_the_optimizer_computed_is_update_and_a_sum_of_gradient
     %sum = f32[8] all-reduce(%g), {ALL}, to_apply=%add, metadata={{op_name="jit(step)/psum"}}
     %new = f32[8] subtract(%p, %sum), metadata={{op_name="jit(step)/sub"}}
     ROOT %all = f32[64] all-gather(%new), {ALL}, dimensions={{0}}, metadata={{op_name="jit(step)/sub"}}"""
-    assert [record.phase for record in valid(module(text)).collectives] == ["backward", "update"]
+    assert [record.phase for record in valid(module(text)).records] == ["backward", "update"]
 
 
 def test_phase_of_a_nameless_collective_in_a_called_computation_is_that_of_the_caller() -> None:

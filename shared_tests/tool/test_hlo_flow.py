@@ -242,20 +242,20 @@ def test_trips_are_known_however_counter_start_and_bound_are_handed_on(
 @pytest.mark.parametrize("compared", ["%i, %n", "%n, %i"])
 def test_what_is_no_known_number_makes_no_known_trips(bound: str, compared: str) -> None:
     computations, body = loop(bound=bound, test=f"compare({compared}), direction=LT")
-    assert [brief(record)[3] for record in read(module(body, computations)).collectives] == [(0, None)]
+    assert [brief(record)[3] for record in read(module(body, computations)).records] == [(0, None)]
 
 
 def test_a_comparison_of_another_kind_makes_no_known_trips() -> None:
     for test in ("compare(%i, %n)", "compare(%i, %n), direction=XX", "and(%i, %n)", "compare(%i)", "copy()"):
         computations, body = loop(test=test)
-        assert [brief(record)[3] for record in read(module(body, computations)).collectives] == [(0, None)]
+        assert [brief(record)[3] for record in read(module(body, computations)).records] == [(0, None)]
 
 
 def test_an_operand_that_is_missing_makes_no_known_trips() -> None:
     """No program, but perhaps a damaged one: an answer, not an error."""
     computations, body = loop(step="fusion(%one), kind=kLoop, calls=%plus")
     plus = "%plus (a: s32[], b: s32[]) -> s32[] {\n%a = s32[] parameter(0)\nROOT %b = s32[] parameter(1)\n}\n"
-    assert [brief(record)[3] for record in read(module(body, plus + computations)).collectives] == [(0, None)]
+    assert [brief(record)[3] for record in read(module(body, plus + computations)).records] == [(0, None)]
     for step in (
         "fusion(%i), kind=kLoop",
         "call(%i)",
@@ -265,16 +265,16 @@ def test_an_operand_that_is_missing_makes_no_known_trips() -> None:
         "add(%one, %gone)",
     ):
         computations, body = loop(step=step)
-        assert [brief(record)[3] for record in read(module(body, computations)).collectives] == [(0, None)]
+        assert [brief(record)[3] for record in read(module(body, computations)).records] == [(0, None)]
     computations, body = loop(start="copy(%z)")
     run = f"%run (z: s32[], p: f32[8]) -> s32[] {{\n%p = f32[8] parameter(0)\n%z = s32[] parameter(1)\n{body}}}\n"
     text = module("%r = s32[] call(%p), to_apply=%run", computations + run)
-    assert [brief(record)[3] for record in read(text).collectives] == [(0, None)]
+    assert [brief(record)[3] for record in read(text).records] == [(0, None)]
 
 
 def executions(computations: str, body: str) -> list[tuple]:
     """Of the collectives of a module that need not be valid."""
-    return [brief(record)[3] for record in read(module(body, computations)).collectives]
+    return [brief(record)[3] for record in read(module(body, computations)).records]
 
 
 def test_a_loop_that_lacks_a_part_makes_no_known_trips() -> None:
@@ -351,7 +351,7 @@ def test_a_collective_in_a_condition_runs_once_more_than_the_body() -> None:
         f"%n = s32[] constant(5)\n%v = f32[8] get-tuple-element(%t), index=1\n"
         f"%x = f32[8] all-reduce(%v), {ALL}, to_apply=%add",
     )
-    found = valid(module(body, computations)).collectives
+    found = valid(module(body, computations)).records
     assert {record.name: brief(record)[3] for record in found} == {"c": (6, 6), "x": (7, 7)}
 
 
@@ -434,7 +434,7 @@ def test_a_computation_called_from_a_loop_and_from_outside_runs_the_sum() -> Non
 def test_what_is_started_once_is_asynchronous_whoever_else_calls_it(order: int) -> None:
     start = "%s = ((f32[8]), f32[8], u32[]) async-start(%p), calls=%yes"
     calls = [start, "%o = f32[8] call(%p), to_apply=%yes"][::order]
-    (record,) = read(module("\n".join([*calls, "%d = f32[8] async-done(%s)"]), CHOSEN)).collectives
+    (record,) = read(module("\n".join([*calls, "%d = f32[8] async-done(%s)"]), CHOSEN)).records
     assert record.is_async and brief(record)[3] == (2, 2)
 
 
@@ -510,4 +510,4 @@ def test_comments_among_the_called_computations_do_not_hide_a_call() -> None:
 
 
 def test_what_entry_does_not_reach_does_not_count() -> None:
-    assert valid(module("ROOT %n = f32[8] negate(%p)", CHOSEN)).collectives == []
+    assert valid(module("ROOT %n = f32[8] negate(%p)", CHOSEN)).records == []

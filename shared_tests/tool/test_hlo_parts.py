@@ -382,7 +382,7 @@ ENTRY main {{
   ROOT y = f32[8] all-reduce(x), {attributes}, to_apply=add
 }}
 """
-    (record,) = read(text).collectives
+    (record,) = read(text).records
     assert record.groups == groups
 
 
@@ -406,7 +406,7 @@ def test_attributes_tell_what_ids_mean(opcode, attributes, mode):
 def test_ids_of_devices_are_no_replicas_even_where_they_could_be():
     text = "HloModule m, replica_count=2, num_partitions=2\nENTRY main {\n  x = f32[8] parameter(0)\n  y = f32[8] "
     text += "all-reduce(x), channel_id=1, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=x\n}\n"
-    (record,) = read(text + "x {\n  p = f32[] parameter(0)\n}\n").collectives
+    (record,) = read(text + "x {\n  p = f32[] parameter(0)\n}\n").records
     assert (record.groups, record.group_size) == (((0, 1),), 2)
 
 
@@ -428,10 +428,10 @@ ENTRY main {
   ROOT sum = f32[8] all-reduce(z), channel_id=3, replica_groups={{0,1}}, use_global_device_ids=true, to_apply=add
 }
 """
-    assert [record.op for record in read(text).collectives] == ["all_reduce"]
+    assert [record.op for record in read(text).records] == ["all_reduce"]
 
 
 def test_text_of_another_system_reads_the_same():
     text = "HloModule m\nENTRY main {\n  x = f32[8] parameter(0)\n"
     text += "  ROOT y = f32[8] all-gather(x), replica_groups={}, dimensions={0}\n}\n"
-    assert read(text.replace("\n", "\r\n")).collectives == read(text).collectives != []
+    assert read(text.replace("\n", "\r\n")).records == read(text).records != []

@@ -66,13 +66,13 @@ def test_operands_with_their_shapes_as_old_text_has_them() -> None:
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.name.removesuffix(".hlo.txt"))
 def test_real_dumps_read_the_same_in_each_of_xlas_own_layouts(path: Path) -> None:
     hlo = pytest.importorskip("jaxlib._hlo")
-    expected = [(brief(r), r.groups, r.edges, r.name) for r in read_file(path).collectives]
+    expected = [(brief(r), r.groups, r.edges, r.name) for r in read_file(path).records]
     again = xla_parse(path.read_text())
     bare, full = hlo.HloPrintOptions(), hlo.HloPrintOptions()
     bare.print_percent = False
     full.print_operand_shape = full.print_control_dependencies = True
     for options in (bare, full):
-        found = read(again.to_string(options)).collectives
+        found = read(again.to_string(options)).records
         assert Counter((brief(r), r.groups, r.edges, r.name) for r in found) == Counter(expected)
 
 
@@ -168,7 +168,7 @@ def test_what_jax_compiles_here_holds_what_xlas_parser_sees(compiled: dict[str, 
 
 @pytest.mark.parametrize("program", ["primitives", "primitives as lowered"])
 def test_every_jax_collective_is_read_with_its_mesh_axis_as_groups(compiled: dict[str, str], program: str) -> None:
-    found = {record.op: record for record in read(compiled[program]).collectives}
+    found = {record.op: record for record in read(compiled[program]).records}
     rows = ((0, 1, 2, 3), (4, 5, 6, 7))
     assert {op: (r.payload_bytes, r.groups or r.edges) for op, r in found.items() if op != "all_reduce"} == {
         "reduce_scatter": (2048, rows),
@@ -185,7 +185,7 @@ def test_every_jax_collective_is_read_with_its_mesh_axis_as_groups(compiled: dic
 
 @pytest.mark.parametrize("program", ["loops", "loops as lowered"])
 def test_loops_and_branches_of_a_jax_program_run_as_often_as_written(compiled: dict[str, str], program: str) -> None:
-    found = {(r.op, r.group_size, r.executions.min, r.executions.max) for r in read(compiled[program]).collectives}
+    found = {(r.op, r.group_size, r.executions.min, r.executions.max) for r in read(compiled[program]).records}
     assert found == {
         ("all_reduce", 2, 0, 1),
         ("all_reduce", 4, 0, None),
@@ -196,7 +196,7 @@ def test_loops_and_branches_of_a_jax_program_run_as_often_as_written(compiled: d
 
 
 def test_phases_of_a_gradient_are_forward_then_backward(compiled: dict[str, str]) -> None:
-    phases = {(record.op, record.phase) for record in read(compiled["grad"]).collectives}
+    phases = {(record.op, record.phase) for record in read(compiled["grad"]).records}
     assert ("all_gather", "forward") in phases and ("all_reduce", "backward") in phases
 
 
@@ -229,7 +229,7 @@ def test_phases_of_a_gradient_are_forward_then_backward(compiled: dict[str, str]
 )
 def test_what_is_no_hlo_is_refused_in_one_line_that_says_what_it_is(data: bytes, says: str) -> None:
     if data.endswith(b"to_apply=a\n}\n"):
-        assert read_bytes(data, "f").collectives == []  # it calls itself, but no collective hangs on it
+        assert read_bytes(data, "f").records == []  # it calls itself, but no collective hangs on it
         return
     with pytest.raises(HloError, match=says) as problem:
         read_bytes(data, "dump.txt")
@@ -269,16 +269,16 @@ def test_gzip_byte_order_marks_carriage_returns_and_any_characters_are_read() ->
         (text + "// ").encode("utf-16") + b"!",  # half a character
         text.replace("\n", "\r\n").encode(),
     ):
-        assert [record.source for record in read_bytes(data, "f").collectives] == ["\u00e9.py:1"]
-    assert [record.source for record in read(text).collectives] == ["\u00e9.py:1"]
+        assert [record.source for record in read_bytes(data, "f").records] == ["\u00e9.py:1"]
+    assert [record.source for record in read(text).records] == ["\u00e9.py:1"]
 
 
 def test_a_gzip_file_may_hold_as_many_bytes_as_there_is_memory_for() -> None:
     text = module(reduce(ALL)).encode()
-    assert len(read_bytes(gzip.compress(text), "f", len(text)).collectives) == 1
+    assert len(read_bytes(gzip.compress(text), "f", len(text)).records) == 1
     with pytest.raises(HloError, match=f"^f: the gzip file holds more than {len(text) - 1:,} bytes, "):
         read_bytes(gzip.compress(text), "f", len(text) - 1)
-    assert len(read_bytes(text, "f", 1).collectives) == 1  # what is not packed is there already
+    assert len(read_bytes(text, "f", 1).records) == 1  # what is not packed is there already
     packed = gzip.compress(bytes(1 << 24))
     tracemalloc.start()
     with pytest.raises(HloError, match="holds more than 1,000 bytes"):
@@ -301,7 +301,7 @@ def test_every_text_that_is_cut_off_is_refused() -> None:
 
 def answer_or_error(text: str) -> None:
     try:
-        for record in read(text).collectives:
+        for record in read(text).records:
             json.dumps(record.to_json())
     except HloError as problem:
         assert "\n" not in str(problem)
@@ -398,7 +398,7 @@ def programs(draw: st.DrawFn) -> tuple[str, list[tuple]]:
 @given(programs())
 def test_a_generated_program_is_read_as_it_was_generated(program: tuple[str, list[tuple]]) -> None:
     text, expected = program
-    assert Counter(map(brief, read(text).collectives)) == Counter(expected)
+    assert Counter(map(brief, read(text).records)) == Counter(expected)
 
 
 def test_50000_nested_computations_are_read() -> None:
@@ -414,7 +414,7 @@ def test_50000_nested_computations_are_read() -> None:
                      f"  ROOT %r = f32[8] call(%p), to_apply=%{callee}\n}}\n\n")  # fmt: skip
     parts.append(f"ENTRY %main (p: f32[8]) -> f32[8] {{\n  %p = f32[8] parameter(0)\n"
                  f"  ROOT %r = f32[8] call(%p), to_apply=%c{depth - 1}\n}}\n")  # fmt: skip
-    (record,) = read("".join(parts)).collectives
+    (record,) = read("".join(parts)).records
     assert brief(record)[3] == (1, 1)
 
 

@@ -77,7 +77,7 @@ def needs(*names: str) -> None:
 def found(compiled: Compiled) -> Counter[tuple[str, str, str, int]]:
     """(phase, op, dtype, payload) of every collective, with its executions."""
     count: Counter[tuple[str, str, str, int]] = Counter()
-    for r in hlo.read(compiled.hlo).collectives:
+    for r in hlo.read(compiled.hlo).records:
         assert r.executions.max is not None
         count[r.phase, r.op, r.dtype, r.payload_bytes] += r.executions.max
     return count
@@ -162,7 +162,7 @@ def test_every_family_compiles_one_after_another_in_one_process():
     jobs = [(Run("annotated", "data_parallel", parse(t).num_devices, Problem(72, 16, 2)), parse(t)) for t in names]
     for (run, target), compiled in zip(jobs, compile_all(jobs), strict=True):
         assert compiled.target == target
-        records = hlo.read(compiled.hlo).collectives
+        records = hlo.read(compiled.hlo).records
         assert {r.op for r in records} == ({"all_reduce"} if run.degree > 1 else set())
         assert sum(r.payload_bytes for r in records) == (4 * (2 * (16 * 16 + 16) + 1) if run.degree > 1 else 0)
         assert all(r.groups == (tuple(range(run.degree)),) for r in records)
@@ -184,7 +184,7 @@ def test_a_slice_of_1024_chips_costs_no_more_than_its_program():
     needs("v5p:8x8x16")
     compiled = compile(Run("annotated", "data_parallel", 1024, Problem(1024, 64, 2)), parse("v5p:8x8x16"))
     assert found(compiled) == {("backward", "all_reduce", "float32", 4 * (2 * (64 * 64 + 64) + 1)): 1}
-    assert {r.group_size for r in hlo.read(compiled.hlo).collectives} == {1024}
+    assert {r.group_size for r in hlo.read(compiled.hlo).records} == {1024}
 
 
 def test_tensor_parallel_as_each_compiler_has_it():
@@ -220,7 +220,7 @@ def test_some_of_the_devices_do_if_they_make_a_slice(capfd):
     needs("h100:8", "v5e:2x4")
     run = Run("annotated", "data_parallel", 4, TINY)
     for compiled in compile_all([(run, parse(t)) for t in ("cpu:8", "h100:8", "v5e:2x4")]):
-        assert {r.group_size for r in hlo.read(compiled.hlo).collectives} == {4}
+        assert {r.group_size for r in hlo.read(compiled.hlo).records} == {4}
     with pytest.raises(ValueError, match="^3 of the 8 devices of v5e:2x4 make no slice: [^\n]*$"):
         compile(Run("annotated", "data_parallel", 3, TINY), parse("v5e:2x4"))
     assert capfd.readouterr() == ("", "")

@@ -12,6 +12,7 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
 from shardiff.ranks.torch_pool import Workers
+from shardiff.record import Part
 from shardiff.tracing.calls import Call
 from shardiff.tracing.merge import merge
 from shardiff.tracing.tracer import _Tracer, capture
@@ -176,7 +177,7 @@ def test_what_reduces_says_how(name: str, calls_made: list[dict[str, list[Call]]
 
 def test_coalesced_calls_have_parts(calls_made: list[dict[str, list[Call]]]) -> None:
     [merged] = merge([rank["all_reduce coalesced"] for rank in calls_made])
-    assert merged.parts == (16, 12)
+    assert merged.parts == (Part("float32", 16), Part("float32", 12))
 
 
 def test_a_batch_that_nccl_coalesces_is_waited_for_by_its_one_work() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardiff.record import Executions, Record, record
+from shardiff.record import Executions, Part, Record, record
 from shardiff.tracing.calls import Call
 from shardiff.tracing.merge import MismatchError, collapse, merge, own_records
 
@@ -40,14 +40,15 @@ def disagreements(*ranks: list[Call]) -> list[str]:
 
 
 def test_a_call_survives_json() -> None:
-    given = call(0, "all_to_all", to=(4, 12), by=(8, 8), flags=("sparse",), parts=(8, 8), phase="backward")
+    parts = (Part("float32", 8), Part("float32", 8))
+    given = call(0, "all_to_all", to=(4, 12), by=(8, 8), flags=("sparse",), parts=parts, phase="backward")
     assert Call.from_json(json.loads(json.dumps(given.to_json()))) == given
 
 
 def test_a_call_of_every_rank_is_one_record() -> None:
     [merged] = merge([[call(rank, "all_reduce", is_async=rank == 1)] for rank in PAIR])
     assert merged == record(
-        "all_reduce", "float32", 16, 2, groups=(PAIR,), phase="forward", is_async=True, source="a.py:0"
+        "all_reduce", "float32", 16, 2, groups=(PAIR,), phase="forward", is_async=True, source="a.py:0", shape=(4,)
     )
 
 

@@ -149,7 +149,7 @@ def test_no_process_or_file_is_left(name: str, finished: Finished, tmp_path_fact
 
 def trains(document: dict[str, Any]) -> None:
     """What TRAINS sends, as JSON has it."""
-    assert list(document) == ["program", "ranks", "records", "totals", "disagreements"]
+    assert list(document) == ["schema", "program", "ranks", "records", "totals", "disagreements"]
     assert (document["program"], document["ranks"]) == ("train.py --steps 3", 2)
     assert document["disagreements"] == []
     records = [Record.from_json(fields) for fields in document["records"]]
@@ -201,7 +201,7 @@ def test_a_call_that_does_not_fit_is_stopped_and_named_in_the_same_json(finished
     done = finished["disagrees"]
     assert done.returncode == 1, done.stderr
     document = json.loads(done.stdout)
-    assert list(document) == ["program", "ranks", "records", "totals", "disagreements"]
+    assert list(document) == ["schema", "program", "ranks", "records", "totals", "disagreements"]
     assert [(f["op"], f["source"]) for f in document["records"]] == [("broadcast", "train.py:4")]
     assert document["disagreements"] == [
         "group 0 (ranks 0, 1), call 2: rank 0: all_reduce(sum) float32 16 B [4] at train.py:6; "

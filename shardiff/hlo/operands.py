@@ -1,0 +1,97 @@
+"""What a collective moves, as far as the text tells: its operands, where they come from, and how they are reduced.
+
+Compilers hide it. A GPU's combined all-reduce has one flat operand, the concatenation of what was combined; a
+reduction is a computation of its own; the name of a parameter is the op_name of ENTRY's argument.
+"""
+
+from __future__ import annotations
+
+from shardiff.hlo.errors import display
+from shardiff.hlo.flow import Flow
+from shardiff.hlo.instruction import Instruction, Leaf, find, leaves, names
+from shardiff.hlo.text import Program, statements
+
+REDUCTIONS = {
+    "add": "sum",
+    "maximum": "max",
+    "minimum": "min",
+    "multiply": "product",
+    "and": "band",
+    "or": "bor",
+    "xor": "bxor",
+}  # by torch's names
+SAME_DATA = frozenset("copy bitcast reshape transpose convert copy-start copy-done optimization-barrier".split())
+MOST_STEPS = 16  # how far an operand is followed
+
+
+def reduction_of(program: Program, site: Instruction) -> str | None:
+    """sum, max, ...: what the one arithmetic instruction of `to_apply` does; None where there is not exactly one."""
+    if site.opcode.startswith("cross-replica-sum"):
+        return "sum"
+    found = [program.computations.get(name) for name in names(site.attributes.get("to_apply", ""))]
+    if len(found) != 1 or found[0] is None:
+        return None
+    inside = statements(program.text, found[0].start, found[0].end, frozenset(REDUCTIONS))
+    kinds = [REDUCTIONS[statement.opcode] for statement in inside]
+    return kinds[0] if len(kinds) == 1 else None
+
+
+def argument_of(program: Program, flow: Flow, computation: str, name: str) -> str | None:
+    """The op_name of the argument of ENTRY whose data an operand is, unchanged but for its type and layout.
+
+    None where the operand is computed, or cannot be followed; "" for an argument without a name.
+    """
+    for _ in range(MOST_STEPS):
+        site = find(program, computation, name)
+        if site is None:
+            return None
+        if site.opcode == "parameter":
+            if computation == program.entry:
+                return display(site.op_name)
+            calls = flow.callers.get(computation, [])
+            number = int(site.argument) if site.argument.strip().isdecimal() else -1
+            if len(calls) != 1 or not 0 <= number < len(calls[0].site.operands):
+                return None
+            if calls[0].site.opcode not in ("call", "fusion", "async-start"):
+                return None  # the one parameter of a loop's body is a tuple
+            computation, name = calls[0].caller, calls[0].site.operands[number]
+        elif len(site.operands) == 1 and (site.opcode in SAME_DATA or only_moves(program, site)):
+            name = site.operands[0]
+        else:
+            return None
+    return None
+
+
+def only_moves(program: Program, site: Instruction) -> bool:
+    """Whether a fusion changes nothing but the type and the layout of its operand."""
+    if site.opcode != "fusion":
+        return False
+    found = [program.computations.get(name) for name in names(site.attributes.get("calls", ""))]
+    if len(found) != 1 or found[0] is None:
+        return False
+    inside = statements(program.text, found[0].start, found[0].end, None)
+    return all(statement.opcode in SAME_DATA or statement.opcode == "parameter" for statement in inside)
+
+
+def concatenated(program: Program, computation: str, name: str) -> list[Leaf]:
+    """The arrays that a concatenate, or a fusion that ends in one, joined into an operand; [] where none did."""
+    for _ in range(MOST_STEPS):
+        site = find(program, computation, name)
+        if site is None:
+            return []
+        if site.opcode == "fusion":
+            inner = names(site.attributes.get("calls", ""))
+            if len(inner) != 1 or inner[0] not in program.computations:
+                return []
+            computation = inner[0]
+            name = program.index(computation).root
+        elif site.opcode in ("bitcast", "reshape", "copy") and len(site.operands) == 1:
+            name = site.operands[0]
+        elif site.opcode == "concatenate":
+            found = [find(program, computation, operand) for operand in site.operands]
+            shapes = [leaves(one.shape) if one else [] for one in found]
+            flat = all(len(shape) == 1 and len(shape[0][1].dims) <= 1 for shape in shapes)
+            return [shape[0][1] for shape in shapes] if flat and len(shapes) > 1 else []
+        else:
+            return []
+    return []
