@@ -31,7 +31,7 @@ QUIET = {  # read by jax and the compilers when they are loaded, which the user'
 }
 
 
-class Failed(Exception):
+class UserCodeError(Exception):
     """The user's code raised. The message is one line; its traceback is on standard error."""
 
 
@@ -57,7 +57,7 @@ def programs(
 
     function: `FILE.py:NAME`; called with a mesh of `axes` on each target, it returns (function, args) or a Lowered.
     stdout: where what it prints goes, by default to standard output. It runs in a process of its own, with its folder
-    first on sys.path. Raises ValueError, one line, for what cannot be compiled, and Failed.
+    first on sys.path. Raises ValueError, one line, for what cannot be compiled, and UserCodeError.
     """
     require("shardiff compile", "jax")
     place, name = place_of(function)
@@ -71,10 +71,10 @@ def programs(
         status = run([sys.executable, "-P", "-c", code, str(result), request], stdout)
         if not result.exists():
             how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-            raise Failed(f"the process that compiles {function} ended {how}")
+            raise UserCodeError(f"the process that compiles {function} ended {how}")
         answer = json.loads(result.read_text())
     if "failed" in answer:
-        raise Failed(answer["failed"])
+        raise UserCodeError(answer["failed"])
     if "refusal" in answer:
         raise ValueError(answer["refusal"])
     return [program(function, fields) for fields in answer["programs"]]

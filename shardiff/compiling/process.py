@@ -72,7 +72,7 @@ def programs(place: str, name: str, axes: dict[str, int], targets: list[str]) ->
         target = parse(text)
         ranks = sized(axes, target)
         mesh = on(target, ranks)
-        with told(place, f"{shown} for {target}"):
+        with told(f"{shown} for {target}"):
             lowered = lower(shown, function(mesh))
         found.append({"target": text, "mesh": str(ranks), **compiled(shown, text, lowered)})
     return found
@@ -82,8 +82,8 @@ def load(place: str) -> Any:
     """The user's module: a file, beside which it finds what it imports as when it is run, or a module by its name."""
     sys.argv[:] = [place]
     if not place.endswith(".py"):
-        sys.path.insert(0, "")
-        with told(place, place):
+        sys.path.insert(0, os.getcwd())
+        with told(place):
             return importlib.import_module(place)
     path = Path(place).resolve()
     sys.path.insert(0, str(path.parent))
@@ -92,7 +92,7 @@ def load(place: str) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    with told(place, place):
+    with told(place):
         spec.loader.exec_module(module)
     return module
 
@@ -138,19 +138,24 @@ def compiled(shown: str, target: str, lowered: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def told(place: str, what: str) -> Iterator[None]:
+def told(what: str) -> Iterator[None]:
     """Print the traceback of what the user's code raises, from its own frame on; then raise Failed."""
     try:
         yield
     except SystemExit as end:
         raise Failed(f"{what} ended the process with status {end.code}") from None
     except Exception as error:
-        frames, file = error.__traceback__, str(Path(place).resolve())
-        while frames is not None and os.path.abspath(frames.tb_frame.f_code.co_filename) != file:
+        frames = error.__traceback__
+        while frames is not None and not_the_user_s(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next
-        if frames is None and not place.endswith(".py"):  # a module's name says nothing of its file
-            frames = error.__traceback__
-        if isinstance(error, ValueError) and frames is None:  # ours: what it has returned is refused
+        if isinstance(error, ValueError) and frames is None:  # what it has returned is refused
             raise
         traceback.print_exception(type(error), error, frames)
         raise Failed(f"{what} raised {type(error).__name__}") from None
+
+
+def not_the_user_s(file: str) -> bool:
+    """Whether a frame is this package's, jax's, or the import system's."""
+    ours = [str(Path(__file__).parents[1])]
+    ours += [str(Path(sys.modules["jax"].__file__ or "").parent)] if "jax" in sys.modules else []
+    return file.startswith("<frozen ") or file == importlib.__file__ or any(file.startswith(f + os.sep) for f in ours)

@@ -93,7 +93,7 @@ def _ranks(mesh: Any) -> Mesh | None:
 
 
 def _of_module(module: hlo.Module) -> Program:
-    return Program(tuple(module.collectives), module.name)
+    return Program(tuple(module.records), module.name)
 
 
 def _read_lowered(lowered: Any) -> Program:
@@ -124,7 +124,7 @@ def _read_compiled(compiled: Any) -> Program:
     module = hlo.read(compiled.as_text(), "the compiled program")
     plan = compiled.memory_analysis()
     memory = {name: int(getattr(plan, field)) for name, field in MEMORY.items() if hasattr(plan, field)}
-    return Program(tuple(module.collectives), module.name, _mesh_of_shardings(compiled, module.num_devices), memory)
+    return Program(tuple(module.records), module.name, _mesh_of_shardings(compiled, module.num_devices), memory)
 
 
 def _mesh_of_shardings(compiled: Any, num_devices: int) -> Mesh | None:

@@ -115,9 +115,7 @@ def test_a_program_is_the_same_read_from_any_form_of_it(compiled, tmp_path):
     )
     (tmp_path / "f.txt.gz").write_bytes(gzip.compress(text.encode()))
     json_file = tmp_path / "f.json"
-    json_file.write_text(
-        json.dumps({"module": program.label, "collectives": [r.to_json() for r in shardiff.read(text)]})
-    )
+    json_file.write_text(json.dumps({"module": program.label, "records": [r.to_json() for r in shardiff.read(text)]}))
     for source in (text, dump, str(dump), tmp_path / "f.txt.gz", json_file):
         found = shardiff.read(source, mesh="dp=4,tp=2")
         assert found.records == program.records and found.label == program.label and found.memory == {}
