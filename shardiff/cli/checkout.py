@@ -46,7 +46,7 @@ def lesson(name: str) -> Any:
 
 def missing(context: typer.Context, arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
     """The command that stands for one of the lesson's."""
-    refuse(where(f"shardiff {context.command.name}"))
+    refuse(where(str(context.command.name)))
 
 
 def where(what: str) -> str:

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not isinstance(error, MissingExtra):
             if (package := (error.name or "").partition(".")[0]) not in EXTRAS:
                 raise
-            error = missing(f"shardiff {arguments[0]}", package)
+            error = missing(arguments[0], package)
         return complain(str(error))
     except RecursionError:
         return complain("the input is nested too deep")
@@ -145,7 +145,7 @@ def compile(
     from shardiff.cli import compile as compiling
     from shardiff.system.extras import require
 
-    require("shardiff compile", "jax")
+    require("compile", "jax")
     try:
         plan = compiling.plan(function, target or (), mesh, fail_on or (), baseline, update_baseline)
         raise typer.Exit(compiling.show(plan, json))
@@ -180,7 +180,7 @@ def trace(
     from shardiff.system import memory
     from shardiff.system.extras import require
 
-    require("shardiff trace", "torch")
+    require("trace", "torch")
     from shardiff.cli import trace as trace_script
 
     try:

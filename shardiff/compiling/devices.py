@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from shardiff.compiling.hardware import FAMILIES, Target, has_compiler
+from shardiff.compiling.hardware import FAMILIES, Target, has_compiler, missing_compiler
 from shardiff.ranks.jax_devices import devices, quiet_stderr
 
 CONFIGS = Path(__file__).parent / "target_configs"
@@ -22,7 +22,7 @@ ACCELERATORS = ("nvidiactl", "accel0", "vfio", "kfd")  # in /dev, where the mach
 def get(target: Target) -> list[Any]:
     """All devices of a target. Raises ValueError, one line, where there is no compiler for it."""
     if not has_compiler(target.kind):
-        raise ValueError(f'{target} needs a compiler that is not installed: pip install "shardiff[compilers]"')
+        raise ValueError(f"{target} needs a compiler that is not installed: {missing_compiler(target.kind)}")
     return list(_loaded(target))
 
 

@@ -59,7 +59,7 @@ def programs(
     stdout: where what it prints goes, by default to standard output. It runs in a process of its own, with its folder
     first on sys.path. Raises ValueError, one line, for what cannot be compiled, and UserCodeError.
     """
-    require("shardiff compile", "jax")
+    require("compile", "jax")
     place, name = place_of(function)
     for text in targets:
         sized(axes, parse(text))
