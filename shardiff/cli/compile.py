@@ -15,10 +15,8 @@ from shardiff.compiling import launch, view
 from shardiff.compiling.hardware import parse
 from shardiff.compiling.meshes import parse_axes, sized
 from shardiff.program import Program
-from shardiff.record import totals
+from shardiff.record import SCHEMA, totals
 from shardiff.system.files import check_path
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True)

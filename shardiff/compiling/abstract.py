@@ -15,6 +15,7 @@ from shardiff.system.extras import require
 if TYPE_CHECKING:
     import jax
 
+BOXES = (("flax.nnx", "Variable"), ("flax.linen", "Partitioned"))  # what carries an array's axis names
 Axis = str | tuple[str, ...] | None
 
 
@@ -44,14 +45,13 @@ def abstract(
 
     if inspect.isroutine(tree) or isinstance(tree, functools.partial):
         tree = _evaluated(tree, None if rules else mesh)
-    said = _from_metadata(tree) if specs is None else None
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     if specs is None:
-        of_leaf = [_spec_of(leaf) for _, leaf in leaves] if said is None else _flat(said, structure)
+        of_leaf = _said(tree)
     elif callable(specs) and not isinstance(specs, jax.sharding.PartitionSpec):
         of_leaf = [specs(jax.tree_util.keystr(path), leaf) if _is_array(leaf) else None for path, leaf in leaves]
     else:
-        of_leaf = _flat(_broadcast(specs, tree), structure)
+        of_leaf = _broadcast(specs, tree)
     placed = [
         _placed(jax.tree_util.keystr(path), leaf, spec, mesh, rules or {})
         for (path, leaf), spec in zip(leaves, of_leaf, strict=True)
@@ -75,26 +75,26 @@ def _evaluated(make: Callable[[], Any], mesh: jax.sharding.Mesh | None) -> Any:
         return eval_shape(make)
 
 
-def _from_metadata(tree: Any) -> Any:
-    """The specs that flax's variables and boxes carry, where the tree has any; else None."""
+def _said(tree: Any) -> list[Any]:
+    """What the tree says of each of its leaves: flax's variables and boxes by their metadata, arrays by theirs."""
     import jax
 
-    for module, kinds in (("flax.nnx", ("Variable",)), ("flax.linen", ("Partitioned",))):
-        if (flax := sys.modules.get(module)) is None:
-            continue
-        boxes = tuple(getattr(flax, kind) for kind in kinds)
-        found = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, boxes))  # noqa: B023
-        if any(isinstance(leaf, boxes) for leaf in found):
-            return flax.get_partition_spec(tree)
-    return None
+    flax = [(sys.modules[name], kind) for name, kind in BOXES if name in sys.modules]
+    kinds = {getattr(module, kind): module.get_partition_spec for module, kind in flax}
+    boxes = tuple(kinds)
+    specs = []
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, boxes)):
+        get = next((get for kind, get in kinds.items() if isinstance(leaf, kind)), None)
+        if get is None:
+            specs.append(getattr(getattr(leaf, "sharding", None), "spec", None))
+        else:
+            said = [spec for spec in jax.tree.leaves(get(leaf), is_leaf=_is_spec) if spec is not None]
+            specs += [said[0] if said else None for _ in jax.tree.leaves(leaf)]
+    return specs
 
 
 def _is_array(leaf: Any) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-
-
-def _spec_of(leaf: Any) -> Any:
-    return getattr(getattr(leaf, "sharding", None), "spec", None)
 
 
 def _is_spec(node: Any) -> bool:
@@ -103,26 +103,20 @@ def _is_spec(node: Any) -> bool:
     return node is None or isinstance(node, jax.sharding.PartitionSpec)
 
 
-def _flat(specs: Any, structure: Any) -> list[Any]:
-    """The specs of a tree, in the order of its leaves."""
+def _broadcast(specs: Any, tree: Any) -> list[Any]:
+    """The specs of a tree of which `specs` is a prefix, in the order of its leaves."""
     import jax
 
-    flat = jax.tree.leaves(specs, is_leaf=_is_spec)
-    if len(flat) != structure.num_leaves:
-        raise ValueError(f"{len(flat)} specs for {structure.num_leaves} arrays; give a tree that is a prefix of theirs")
-    return flat
+    found: list[Any] = []
 
-
-def _broadcast(specs: Any, tree: Any) -> Any:
-    import jax
-
-    def under(spec: Any, part: Any) -> Any:
-        return jax.tree.map(lambda _: spec, part)
+    def under(spec: Any, part: Any) -> None:
+        found.extend(spec for _ in jax.tree.leaves(part))
 
     try:
-        return jax.tree.map(under, specs, tree, is_leaf=_is_spec)
+        jax.tree.map(under, specs, tree, is_leaf=_is_spec)
     except (ValueError, TypeError):
         raise ValueError("specs must be a prefix of the arrays' tree, with a PartitionSpec or None as leaves") from None
+    return found
 
 
 def _placed(path: str, leaf: Any, spec: Any, mesh: jax.sharding.Mesh, rules: Mapping[str, Axis]) -> Any:
