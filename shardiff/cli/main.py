@@ -192,4 +192,51 @@ def trace(
     raise typer.Exit(trace_script.show(script, arguments or [], nproc, json, verify, timeout))
 
 
+@app.command()
+def diff(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LEFT RIGHT", help="Each: a .json of shardiff's, HLO text, FILE.py:FUNCTION, or SCRIPT.py."
+        ),
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="NAME:SIZE", help="What FILE.py:FUNCTION is compiled for: h100:8, v5e:2x4, ..."),
+    ] = None,
+    left_target: Annotated[str | None, typer.Option(metavar="NAME:SIZE", help="That of the left side alone.")] = None,
+    right_target: Annotated[str | None, typer.Option(metavar="NAME:SIZE", help="That of the right side alone.")] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(metavar="AXIS=N,...", help="The axes of both sides' ranks, outermost first: dp=2,tp=4."),
+    ] = None,
+    left_mesh: Annotated[str | None, typer.Option(metavar="AXIS=N,...", help="Those of the left side.")] = None,
+    right_mesh: Annotated[
+        str | None,
+        typer.Option(metavar="AXIS=N,...", help="Those of the right side. With both, axes of equal names correspond."),
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes of SCRIPT.py, which is traced. 2 by default.")
+    ] = None,
+    fail_on: Annotated[
+        str | None, typer.Option(metavar="WHAT", help="Exit with 1 on: unexplained, extra-bytes.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Compare what two programs communicate: files, JAX functions that are compiled, torch scripts that are traced.
+
+    Exit status: 1 for what --fail-on names, 3 where a function raised; a script's own where it failed.
+    """
+    from shardiff.cli import compare
+
+    targets, meshes = (left_target or target, right_target or target), (left_mesh or mesh, right_mesh or mesh)
+    if not checkout.here() and (named := [word for word in what if word.isidentifier() and not Path(word).exists()]):
+        refuse(checkout.where(f"diff {named[0]}"))
+    try:
+        pair = compare.plan(what, targets, meshes, nproc, fail_on)
+        raise typer.Exit(compare.show(*pair, bool(left_mesh and right_mesh), fail_on, json))
+    except ValueError as error:
+        refuse(str(error))
+
+
 checkout.register(app)
