@@ -99,6 +99,13 @@ def diff(
     ] = "annotated",
     degree: Annotated[int | None, typer.Option(metavar="N", help="Ranks. By default all devices of a target.")] = None,
     mesh: Annotated[str | None, typer.Option(metavar="AXIS=N", help="The same as a mesh: tp=8.")] = None,
+    left_mesh: Annotated[
+        str | None, typer.Option(metavar="dp=2,tp=4", help="Of A.json: its ranks, axes outermost first.")
+    ] = None,
+    right_mesh: Annotated[
+        str | None,
+        typer.Option(metavar="tp=4,dp=2", help="Of B.json. With both, axes of equal names are the same ranks."),
+    ] = None,
     precision: Annotated[
         str, typer.Option(metavar="NAME", help="Of matrix products: default (a plain jit's) or highest.")
     ] = "default",
@@ -118,10 +125,10 @@ def diff(
 ) -> None:
     """Compare the communication that torch code writes with what XLA derives, for hardware that need not be here."""
     from benchmarks import diff_strategies as diffing
-    from benchmarks import memory_limit
+    from benchmarks import diff_view, memory_limit
     from contract.problem import Problem
     from contract.strategy import STRATEGIES
-    from shardiff.diff import files
+    from shardiff.cli import diff as of_files
     from shardiff.system import environment, memory
     from shardiff.system.files import check_path
 
@@ -130,14 +137,23 @@ def diff(
         if fail_on is not None:
             one_of("fail-on", fail_on, ("unexplained", "extra-bytes"))
         if len(what) == 2 and not set(what) & set(STRATEGIES):
-            raise typer.Exit(files.show_files(Path(what[0]), Path(what[1]), fail_on, json))
+            found = of_files.diff_files(Path(what[0]), Path(what[1]), (left_mesh, right_mesh))
+            of_files.show(found, json)
+            raise typer.Exit(int(found.fails(fail_on)))
+        if left_mesh or right_mesh:
+            raise ValueError("--left-mesh and --right-mesh are for two files of records; a strategy has --mesh")
         check_path("picture", picture, ".png")
         problem = Problem(batch, width, layers, dtype)
         check_timeout(timeout)
         pairs = diffing.plan(what, implementation, degree, mesh, target or (), problem, microbatches)
         memory.require(memory_limit.of_diff([run for run, _ in pairs]), memory_limit.describe(problem))
         environment.check(jax=True)
-        raise typer.Exit(diffing.show(pairs, precision, fail_on, picture, json, timeout))
+        with diff_view.progress() as told:
+            diffs = diffing.compute(pairs, precision, told, timeout)
+        diff_view.show(diffs, json)
+        if picture is not None:
+            diff_view.pictures(diffs, picture)
+        raise typer.Exit(int(any(one.diff.fails(fail_on) for one in diffs)))
     except ValueError as error:
         refuse(str(error))
 

@@ -1,60 +1,74 @@
-"""What `shardiff diff` does: the three columns of a diff, from a real run, from a compiler, and from a formula."""
+"""The diff of a strategy: its three columns, from a real run, from a compiler, and from a formula."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from contract import cost
 from contract.problem import Problem
 from contract.strategy import AXES, STRATEGIES, Run
-from shardiff.diff.files import fails, side
-from shardiff.diff.rules import Row, align, unexplained
+from shardiff.diff import Diff, diff
 from shardiff.mesh import Mesh
+from shardiff.program import Program
 from shardiff.ranks.watchdog import watched
 from shardiff.record import Record, totals
 
-MOST_TRACED = 16  # ranks that a laptop can run; for more, the explicit side is its closed form
+MOST_TRACED = 16  # ranks that a laptop can run; for more, what is written is told by its closed form
 
 
 @dataclass(frozen=True)
-class Diff:
-    """One strategy on one target. traced: whether `explicit` was traced in a run of as many ranks; else, the formula.
+class StrategyDiff:
+    """One strategy on one target.
 
-    memory: bytes of one device as the compiler planned them, by kind. work: what one device does beside communicating
+    diff: what is written on the left, what is derived on the right. traced: whether what is written was traced in a run
+    of as many ranks; else it is the closed form. work: what one device does beside communicating
     (`shardiff.hlo.work.Work`).
     """
 
     run: Run
     target: str
-    explicit: list[Record]
+    diff: Diff
     traced: bool
-    derived: list[Record]
     closed_form: list[Record]
-    memory: dict[str, int]
-    rows: list[Row]
     work: dict[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
         own_formula = cost.communication(self.run)
+        closed_form = {"records": [record.to_json() for record in self.closed_form], "totals": totals(self.closed_form)}
+        document = self.diff.to_json()
+        document["left"]["traced"] = self.traced
+        document["right"]["work"] = self.work
         return {
+            "schema": document.pop("schema"),
             "strategy": self.run.strategy,
             "implementation": self.run.implementation,
             "target": self.target,
             "mesh": {AXES[self.run.strategy] or "one": self.run.degree},
-            "explicit": {**side(self.explicit), "traced": self.traced},
-            "derived": {**side(self.derived), "memory": self.memory, "work": self.work},
-            "closed_form": {**side(self.closed_form), "implementation_totals": totals(own_formula)},
-            "rows": [row.to_json() for row in self.rows],
-            "unexplained": unexplained(self.rows),
+            **document,
+            "closed_form": {**closed_form, "implementation_totals": totals(own_formula)},
         }
+
+
+def compare(
+    run: Run,
+    target: str,
+    written: Sequence[Record],
+    derived: Sequence[Record],
+    traced: bool = True,
+    memory: dict[str, int] | None = None,
+    work: dict[str, int] | None = None,
+) -> StrategyDiff:
+    """The diff of what is written with what is derived, with the closed form beside it."""
+    axis = AXES[run.strategy]
+    mesh = Mesh(((axis, run.degree),) if axis else ())
+    sides = Program(tuple(written), "written", mesh), Program(tuple(derived), "derived", mesh, memory or {})
+    closed_form = cost.communication(replace(run, implementation="torch"))
+    return StrategyDiff(run, target, diff(*sides), traced, closed_form, work)
 
 
 def compute(
@@ -62,7 +76,7 @@ def compute(
     precision: str = "default",
     progress: Callable[[str], None] = lambda _: None,
     timeout: float = 30,
-) -> list[Diff]:
+) -> list[StrategyDiff]:
     """The diffs of these (run, target) pairs, in their order. Compiles while it traces.
 
     timeout: seconds of silence after which a rank, or the compiler, is stuck.
@@ -83,23 +97,10 @@ def compute(
     diffs = []
     for (run, target), result in zip(runs, compiled, strict=True):
         written = replace(run, implementation="torch")
-        closed_form = cost.communication(written)
-        explicit = traced.get(written, closed_form)
-        axis = AXES[run.strategy]
-        derived = Mesh(((axis, run.degree),) if axis else ()).named(hlo.read(result.hlo).records)
-        diffs.append(
-            Diff(
-                run,
-                str(target),
-                explicit,
-                written in traced,
-                derived,
-                closed_form,
-                asdict(result.memory),
-                align(explicit, derived),
-                asdict(work(result.hlo)),
-            )
-        )
+        records = traced.get(written) or cost.communication(written)
+        derived, memory = hlo.read(result.hlo).records, asdict(result.memory)
+        told = written in traced, memory, asdict(work(result.hlo))
+        diffs.append(compare(run, str(target), records, derived, *told))
     return diffs
 
 
@@ -156,40 +157,3 @@ def plan(
             raise ValueError(f"degree {ranks} needs {ranks} devices, {target} has {target.num_devices}")
         pairs.append((Run(implementation, strategy, ranks, problem, microbatches=microbatches), target))
     return pairs
-
-
-def show(
-    pairs: Sequence[tuple[Run, Any]],
-    precision: str,
-    fail_on: str | None,
-    png: Path | None,
-    as_json: bool,
-    timeout: float = 30,
-) -> int:
-    """Compute and print the diffs, one JSON object a line or as tables; returns 1 for what `fail_on` names, else 0."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from benchmarks import diff_view
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("")
-        diffs = compute(pairs, precision, lambda text: progress.update(task, description=text), timeout)
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
-    for diff in diffs:
-        if as_json:
-            print(json.dumps(diff.to_json()))
-            continue
-        problem = diff.run.problem
-        sizes = f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {problem.dtype}"
-        heading = f"{diff.run.strategy}, {diff.run.implementation}, for {diff.target} ({diff.run.mesh}): {sizes}"
-        console.print(f"[bold]{heading}[/]")
-        for part in diff_view.tables(diff):
-            console.print(part)
-        console.print()
-    if png is not None:
-        for strategy, group in itertools.groupby(diffs, lambda diff: diff.run.strategy):
-            several = diffs[0].run.strategy != diffs[-1].run.strategy
-            diff_view.picture(list(group), png.with_stem(f"{png.stem}_{strategy}") if several else png)
-    return int(any(fails(diff.rows, fail_on) for diff in diffs))

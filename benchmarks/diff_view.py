@@ -2,57 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.diff_strategies import Diff
-from shardiff.diff.rules import step_bytes
-from shardiff.diff.view import COLOURS, OTHER, render, rule_notes
-from shardiff.record import PHASES, Record, totals
+from benchmarks.diff_strategies import StrategyDiff
+from shardiff.diff.view import COLOURS, OTHER, notes, table
+from shardiff.record import PHASES, Record, step_bytes, totals
 from shardiff.system.files import save
 from shardiff.system.words import size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+SIDES = ("written", "derived")
 
-def tables(diff: Diff) -> list[RenderableType]:
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is going on, while it does; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as shown:
+        task = shown.add_task("")
+        yield lambda text: shown.update(task, description=text)
+
+
+def show(diffs: Sequence[StrategyDiff], as_json: bool) -> None:
+    """Print the diffs, one JSON object a line or as tables."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
+    for one in diffs:
+        if as_json:
+            print(json.dumps(one.to_json()))
+            continue
+        problem = one.run.problem
+        sizes = f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {problem.dtype}"
+        console.print(
+            f"[bold]{one.run.strategy}, {one.run.implementation}, for {one.target} ({one.run.mesh}): {sizes}[/]"
+        )
+        for part in tables(one):
+            console.print(part)
+        console.print()
+
+
+def pictures(diffs: Sequence[StrategyDiff], path: Path) -> None:
+    """A picture for each strategy; where there are several, each file's name says of which."""
+    for strategy, group in itertools.groupby(diffs, lambda one: one.run.strategy):
+        several = diffs[0].run.strategy != diffs[-1].run.strategy
+        picture(list(group), path.with_stem(f"{path.stem}_{strategy}") if several else path)
+
+
+def tables(one: StrategyDiff) -> list[RenderableType]:
     """The rows in phases, then the three columns of totals, then a sentence for each rule."""
-    return render(diff.explicit, diff.derived, diff.rows, "written", "derived") + [totals_table(diff), notes(diff)]
+    return [table(one.diff.rows, SIDES), totals_table(one), sentences(one)]
 
 
-def totals_table(diff: Diff) -> RenderableType:
+def totals_table(one: StrategyDiff) -> RenderableType:
     """Calls, payload and wire bytes of a rank in one step: traced, derived, closed form, and the ratios to the last."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("of a rank in one step")
+    result = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    result.add_column("of a rank in one step")
     for name in ("calls", "payload", "wire bytes", "of closed form"):
-        table.add_column(name, justify="right")
-    formula = step_bytes(diff.closed_form)
-    written = "written, traced" if diff.traced else "written, closed form (too many ranks to run here)"
-    columns = ((written, diff.explicit), ("derived, compiled", diff.derived), ("closed form", diff.closed_form))
+        result.add_column(name, justify="right")
+    formula = step_bytes(one.closed_form)
+    written = "written, traced" if one.traced else "written, closed form (too many ranks to run here)"
+    columns: tuple[tuple[str, Sequence[Record]], ...] = (
+        (written, one.diff.left.records),
+        ("derived, compiled", one.diff.right.records),
+        ("closed form", one.closed_form),
+    )
     for name, records in columns:
         sums = totals(records)
         cells = [str(sums["calls"]["max"] if sums["calls"]["max"] is not None else "?")]
         cells += [size(sums[key]["max"] or sums[key]["min"]) for key in ("payload_bytes", "wire_bytes")]
-        table.add_row(name, *cells, f"{step_bytes(records) / formula:.2f}" if formula else "-")
-    return table
+        result.add_row(name, *cells, f"{step_bytes(records) / formula:.2f}" if formula else "-")
+    return result
 
 
-def notes(diff: Diff) -> str:
+def sentences(one: StrategyDiff) -> str:
     """The sentences of the rules, and memory and work of a device."""
-    parts = ", ".join(f"{name.replace('_', ' ')} {size(count)}" for name, count in diff.memory.items() if count)
-    return f"{rule_notes(diff.rows, diff.explicit, diff.derived)}\nmemory of a device: {parts}{work(diff)}".lstrip()
+    memory = one.diff.right.memory.items()
+    parts = ", ".join(f"{name.replace('_', ' ')} {size(count)}" for name, count in memory if count)
+    return f"{notes(one.diff.rows, SIDES)}\nmemory of a device: {parts}{work(one)}".lstrip()
 
 
-def work(diff: Diff) -> str:
+def work(one: StrategyDiff) -> str:
     """What a device computes and moves beside communicating, in a line of its own; "" where it was not read."""
-    if not diff.work:
+    if not one.work:
         return ""
-    w = diff.work
+    w = one.work
     kinds = (
         ("product", "products", f"{w['flops'] / 1e9:.3g} GFLOP"),
         ("transpose", "transposes", size(w["transposed_bytes"])),
@@ -62,17 +110,17 @@ def work(diff: Diff) -> str:
     return f"\nwork of a device: {', '.join(parts)}" if parts else ""
 
 
-def picture(diffs: Sequence[Diff], path: Path) -> None:
+def picture(diffs: Sequence[StrategyDiff], path: Path) -> None:
     """Wire bytes of a rank in one step, as written and as derived for each target, by collective: a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
     from matplotlib.ticker import FuncFormatter
 
-    bars: dict[str, list[Record]] = {}
-    for diff in sorted(diffs, key=lambda diff: diff.run.degree):
-        bars.setdefault(f"written, {diff.run.degree} ranks", diff.explicit)
-        bars[f"derived for {diff.target}"] = diff.derived
+    bars: dict[str, Sequence[Record]] = {}
+    for one in sorted(diffs, key=lambda one: one.run.degree):
+        bars.setdefault(f"written, {one.run.degree} ranks", one.diff.left.records)
+        bars[f"derived for {one.target}"] = one.diff.right.records
     figure = Figure(figsize=(9, 1.7 + 0.45 * len(bars)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()

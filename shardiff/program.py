@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardiff.mesh import Mesh
-from shardiff.record import Record, totals
+from shardiff.record import Record, step_bytes, totals
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,19 @@ class Program:
 
     @property
     def payload_bytes(self) -> int:
-        """Payload of one step; where a loop's trips are unknown, the least."""
-        return _known(totals(self.records)["payload_bytes"])
+        """Payload of one step; where a loop's trips are unknown, the least, and at least one."""
+        return sum(record.payload_bytes * record.times for record in self.records)
 
     @property
     def wire_bytes(self) -> int:
-        """What a rank must send in one step; where a loop's trips are unknown, the least."""
-        return _known(totals(self.records)["wire_bytes"])
+        """What a rank must send in one step; where a loop's trips are unknown, the least, and at least one."""
+        return step_bytes(self.records)
 
     def counts(self) -> dict[str, int]:
         """Op -> calls in one step."""
         calls: Counter[str] = Counter()
         for record in self.records:
-            calls[record.op] += record.executions.min if record.executions.max is None else record.executions.max
+            calls[record.op] += record.times
         return dict(calls)
 
     def only(self, op: str | None = None, *, over: int = 0, **fields: Any) -> Program:
@@ -76,6 +76,24 @@ class Program:
 
         return replace(self, records=tuple(filter(fits, self.records)))
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; `Program.from_json` is its inverse."""
+        return {
+            "label": self.label,
+            "mesh": dict(self.mesh.axes) if self.mesh else None,
+            "memory": self.memory,
+            "records": [record.to_json() for record in self.records],
+            "totals": totals(self.records),
+        }
 
-def _known(span: dict[str, int | None]) -> int:
-    return int(span["min"] or 0) if span["max"] is None else int(span["max"] or 0)
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Program:
+        """Inverse of `to_json`; of what it lacks beside the records, the default. Raises ValueError, one line."""
+        if not isinstance(fields, Mapping) or not isinstance(fields.get("records"), list):
+            raise ValueError("a program has a list of records")
+        records = tuple(map(Record.from_json, fields["records"]))
+        mesh, memory = fields.get("mesh"), fields.get("memory") or {}
+        for name, sizes in (("mesh", mesh or {}), ("memory", memory)):
+            if not isinstance(sizes, dict) or not all(type(size) is int and size >= 0 for size in sizes.values()):
+                raise ValueError(f"{name} of a program must be sizes by name, not {str(sizes)[:40]!r}")
+        return Program(records, str(fields.get("label") or ""), Mesh(tuple(mesh.items())) if mesh else None, memory)

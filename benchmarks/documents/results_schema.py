@@ -93,15 +93,15 @@ DIFF = {
     "implementation": name,
     "target": name,
     "mesh": {ANY: several},
-    "explicit": {**SIDE, "traced": flag},
-    "derived": {**SIDE, "memory": {ANY: count}},  # work came later, and may be missing
+    "left": {**SIDE, "traced": flag},
+    "right": {**SIDE, "memory": {ANY: count}},  # work came later, and may be missing
     "closed_form": {"records": [{}]},
     "rows": [
         {
             **dict.fromkeys(("verdict", "why"), text),
-            "rule": maybe(text),
-            **dict.fromkeys(("explicit", "derived"), [count]),
-            "bytes": {"explicit": count, "derived": count},
+            "rules": [text],
+            **dict.fromkeys(("left", "right"), [{}]),
+            "bytes": {"left": count, "right": count},
         }
     ],
     "unexplained": count,

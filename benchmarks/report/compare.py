@@ -60,7 +60,7 @@ def _diff(document: Document) -> Iterator[tuple[str, str, Figure]]:
     setting = _sizes(document["settings"])
     for one in document["diffs"]:
         name = f"{one['strategy']} {one['implementation']} {one['target']}"
-        for side, word in (("explicit", "written"), ("derived", "derived")):
+        for side, word in (("left", "written"), ("right", "derived")):
             yield f"{name}: wire bytes {word}", setting, Figure(one[side]["totals"]["wire_bytes"]["min"], "bytes")
         yield f"{name}: unexplained", setting, Figure(one["unexplained"], "")
 

@@ -7,62 +7,47 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks import diff_view as strategy_view
-from benchmarks.diff_strategies import Diff
+from benchmarks.diff_strategies import StrategyDiff
 from benchmarks.report.blocks import BAD, FAIR, GOOD, Block, Cell, Details, Items, Table, Text, from_rich
 from benchmarks.report.pictures import Draw
 from contract.problem import Problem
 from contract.strategy import Run
-from shardiff.diff import view as diff_view
-from shardiff.diff.rules import Row, step_bytes
-from shardiff.record import Record, totals
+from shardiff.diff import Diff
+from shardiff.diff.view import notes, table
+from shardiff.record import Record, step_bytes, totals
 from shardiff.system.words import size
 
 Document = dict[str, Any]
 
 
-def diffs(document: Document) -> list[Diff]:
-    """Inverse of Diff.to_json for all diffs of a result."""
+def diffs(document: Document) -> list[StrategyDiff]:
+    """Inverse of StrategyDiff.to_json for all diffs of a result."""
     s = document["settings"]
     problem = Problem(s["batch"], s["width"], s["layers"], s["dtype"])
     result = []
     for one in document["diffs"]:
         (degree,) = one["mesh"].values()
         run = Run(one["implementation"], one["strategy"], degree, problem, microbatches=s["microbatches"])
-        records = {
-            side: [Record.from_json(record) for record in one[side]["records"]]
-            for side in ("explicit", "derived", "closed_form")
-        }
-        rows = [
-            Row(
-                row["verdict"],
-                tuple((row["rule"] or "").split("+")) if row["rule"] else (),
-                tuple(row["explicit"]),
-                tuple(row["derived"]),
-                row["bytes"],
-                row["why"],
-            )
-            for row in one["rows"]
-        ]
-        fields = {
-            "traced": one["explicit"]["traced"],
-            "memory": one["derived"]["memory"],
-            "work": one["derived"].get("work"),
-        }
-        result.append(Diff(run=run, target=one["target"], rows=rows, **records, **fields))
+        closed_form = [Record.from_json(record) for record in one["closed_form"]["records"]]
+        found = Diff.from_json(one)
+        told = one["left"]["traced"], closed_form, one["right"].get("work")
+        result.append(StrategyDiff(run, one["target"], found, *told))
     return result
 
 
 def summary(document: Document) -> Iterator[str]:
     found = diffs(document)
     targets, strategies = {one.target for one in found}, {one.run.strategy for one in found}
-    verdicts = [row.verdict for one in found for row in one.rows]
-    same, rewritten = verdicts.count("same"), verdicts.count("rewritten")
-    rules = {rule for one in found for row in one.rows for rule in row.rules}
+    verdicts = [row.verdict for one in found for row in one.diff.rows]
+    same = verdicts.count("same")
+    unexplained = sum(one.diff.unexplained for one in found)
+    rewritten = len(verdicts) - same - unexplained
+    rules = {rule for one in found for row in one.diff.rows for rule in row.rules}
     yield (
         f"For {len(strategies)} strategies on {len(targets)} targets, {same} groups of collectives are derived as "
-        f"written, {rewritten} rewritten under {len(rules)} rules, and {len(verdicts) - same - rewritten} unexplained."
+        f"written, {rewritten} rewritten under {len(rules)} rules, and {unexplained} unexplained."
     )
-    by = [(step_bytes(d.derived) / sent, d) for d in found if (sent := step_bytes(d.explicit))]
+    by = [(step_bytes(d.diff.right) / sent, d) for d in found if (sent := step_bytes(d.diff.left))]
     if by:
         (least, first), (most, last) = min(by, key=lambda one: one[0]), max(by, key=lambda one: one[0])
         text = f"Wire bytes derived are {least:.2f} times those written at least ({first.run.strategy}, {first.target})"
@@ -76,8 +61,8 @@ def blocks(document: Document, draw: Draw) -> Iterator[Block]:
         yield diff_table(strategy, mine)
         text = f"Wire bytes of {strategy}, as written and as derived for each target"
         yield from draw(f"diff_{strategy}", text, lambda path, mine=mine: strategy_view.picture(mine, path))
-        notes = [diff_view.rule_notes(one.rows, one.explicit, one.derived).splitlines() for one in mine]
-        sentences = list(dict.fromkeys(line for lines in notes for line in lines))
+        told = [notes(one.diff.rows, strategy_view.SIDES).splitlines() for one in mine]
+        sentences = list(dict.fromkeys(line for lines in told for line in lines))
         yield Items(sentences) if sentences else Text("All as written.")
         alike: dict[str, tuple[Table, list[str]]] = {}  # targets for which XLA derives the same
         for one in mine:
@@ -93,7 +78,7 @@ def blocks(document: Document, draw: Draw) -> Iterator[Block]:
     )
 
 
-def diff_table(strategy: str, found: Sequence[Diff]) -> Table:
+def diff_table(strategy: str, found: Sequence[StrategyDiff]) -> Table:
     """One line a target: what a rank sends in one step, and the verdicts."""
     columns = (
         "target",
@@ -108,21 +93,20 @@ def diff_table(strategy: str, found: Sequence[Diff]) -> Table:
     )
     rows = []
     for one in found:
-        calls = [totals(records)["calls"]["max"] for records in (one.explicit, one.derived)]
-        written, derived, formula = map(step_bytes, (one.explicit, one.derived, one.closed_form))
-        verdicts = [row.verdict for row in one.rows]
+        calls = [totals(records)["calls"]["max"] for records in (one.diff.left, one.diff.right)]
+        written, derived, formula = map(step_bytes, (one.diff.left, one.diff.right, one.closed_form))
+        verdicts = [row.verdict for row in one.diff.rows]
         counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
-        style = BAD if any(v.startswith("only") for v in verdicts) else FAIR if "rewritten" in verdicts else GOOD
-        rules = list(dict.fromkeys(rule.replace("_", " ") for row in one.rows for rule in row.rules))
+        style = BAD if one.diff.unexplained else FAIR if "rewritten" in verdicts else GOOD
+        rules = list(dict.fromkeys(rule.replace("_", " ") for row in one.diff.rows for rule in row.rules))
         cells = [one.target, str(one.run.degree), " / ".join("?" if n is None else str(n) for n in calls)]
         cells += [*map(size, (written, derived, formula)), f"{derived / written:.2f}" if written else "-"]
         rows.append([*map(Cell, cells), Cell(counts, style), Cell(", ".join(rules))])
     return Table(columns, [False, *[True] * 6, False, False], rows, f"{strategy}: what a rank sends in one step")
 
 
-def records_table(one: Diff) -> Table:
+def records_table(one: StrategyDiff) -> Table:
     """Every collective of a diff, with numbers in place of the terminal's bars."""
-    (table,) = diff_view.render(one.explicit, one.derived, one.rows, "written", "derived")
-    shown = from_rich(table)  # type: ignore[arg-type]
+    shown = from_rich(table(one.diff.rows, strategy_view.SIDES))
     rows = [[*row[:-1], Cell(re.sub("[\u2580-\u259f]+ *", "", row[-1].text).strip())] for row in shown.rows]
     return Table([*shown.columns[:-1], "wire bytes, written and derived"], [False] * 4 + [True], rows)

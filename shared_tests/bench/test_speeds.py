@@ -34,7 +34,7 @@ def test_the_diff_is_timed_over_every_strategy_and_a_large_slice(monkeypatch, ca
         diff_speed.main()
     assert capsys.readouterr().out.count(" s (goal: ") == 2
     assert all(rest["check"] for _, rest in commands)
-    monkeypatch.setattr(diff, "show", lambda pairs, *rest: planned.extend(pairs) or 0)
+    monkeypatch.setattr(diff, "compute", lambda pairs, *rest: planned.extend(pairs) or [])
     for command, _ in commands:
         assert command[1:3] == ["-m", "shardiff"] and cli.main(command[3:]) == 0
     found = {(run.strategy, str(target)) for run, target in planned}

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import check, memory_limit
+from benchmarks import check, diff_view, memory_limit
 from benchmarks import diff_strategies as diff
 from benchmarks.bubbles import bubbles
 from benchmarks.bubbles import view as bubbles_view
@@ -50,8 +50,9 @@ def nothing_starts():
         return 0
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (check, diff, collectives, steps_view, bubbles_view, trace_script, report):
+        for module in (check, diff_view, collectives, steps_view, bubbles_view, trace_script, report):
             patch.setattr(module, "show", started)
+        patch.setattr(diff, "compute", lambda *_, **__: [])
         yield
 
 
@@ -126,7 +127,8 @@ VALUES = {"number": NUMBERS, "name": NAMES, "size": SIZES, "path": PATHS}
 OPTIONS = {
     "check": "name:implementation,strategy,dtype,optimizer,device number:degree,steps,batch,width,layers,microbatches,"
     "timeout flag:json",
-    "diff": "name:target,implementation,mesh,precision,fail-on,dtype number:degree,batch,width,layers,microbatches,"
+    "diff": "name:target,implementation,mesh,left-mesh,right-mesh,precision,fail-on,dtype "
+    "number:degree,batch,width,layers,microbatches,"
     "timeout path:picture flag:json",
     "hlo": "flag:json",
     "report": "path:output,results name:section,fail-on number:timeout flag:quick,full,fresh,verbose,json",
