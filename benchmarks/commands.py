@@ -89,7 +89,10 @@ def check(
 def diff(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="STRATEGY... | A.json B.json", help="Strategies, or two outputs of trace or hlo."),
+        typer.Argument(
+            metavar="STRATEGY... | LEFT RIGHT",
+            help="Strategies; or two programs, each a .json of shardiff's, HLO text, FILE.py:FUNCTION, or SCRIPT.py.",
+        ),
     ],
     target: Annotated[
         list[str] | None, typer.Option(metavar="NAME:SIZE", help="cpu:8, h100:2x8, v5e:2x4, ... Repeatable.")
@@ -99,6 +102,9 @@ def diff(
     ] = "annotated",
     degree: Annotated[int | None, typer.Option(metavar="N", help="Ranks. By default all devices of a target.")] = None,
     mesh: Annotated[str | None, typer.Option(metavar="AXIS=N", help="The same as a mesh: tp=8.")] = None,
+    left_target: Annotated[str | None, typer.Option(metavar="NAME:SIZE", help="Of LEFT, a FILE.py:FUNCTION.")] = None,
+    right_target: Annotated[str | None, typer.Option(metavar="NAME:SIZE", help="Of RIGHT.")] = None,
+    nproc: Annotated[int | None, typer.Option(metavar="N", help="Processes of a SCRIPT.py that is traced.")] = None,
     left_mesh: Annotated[
         str | None, typer.Option(metavar="dp=2,tp=4", help="Of A.json: its ranks, axes outermost first.")
     ] = None,
@@ -128,7 +134,7 @@ def diff(
     from benchmarks import diff_view, memory_limit
     from contract.problem import Problem
     from contract.strategy import STRATEGIES
-    from shardiff.cli import diff as of_files
+    from shardiff.cli import diff as of_programs
     from shardiff.system import environment, memory
     from shardiff.system.files import check_path
 
@@ -137,11 +143,14 @@ def diff(
         if fail_on is not None:
             one_of("fail-on", fail_on, ("unexplained", "extra-bytes"))
         if len(what) == 2 and not set(what) & set(STRATEGIES):
-            found = of_files.diff_files(Path(what[0]), Path(what[1]), (left_mesh, right_mesh))
-            of_files.show(found, json)
-            raise typer.Exit(int(found.fails(fail_on)))
-        if left_mesh or right_mesh:
-            raise ValueError("--left-mesh and --right-mesh are for two files of records; a strategy has --mesh")
+            one = target[0] if target else None
+            targets, meshes = (left_target or one, right_target or one), (left_mesh or mesh, right_mesh or mesh)
+            pair = of_programs.plan(what, targets, meshes, nproc, fail_on)
+            raise typer.Exit(of_programs.run(pair, bool(left_mesh and right_mesh), fail_on, json))
+        if left_mesh or right_mesh or left_target or right_target or nproc is not None:
+            raise ValueError(
+                "--left-..., --right-... and --nproc are for two programs; a strategy has --mesh and --target"
+            )
         check_path("picture", picture, ".png")
         problem = Problem(batch, width, layers, dtype)
         check_timeout(timeout)

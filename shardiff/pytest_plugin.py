@@ -44,7 +44,7 @@ class Communication:
         from shardiff.diff import diff
         from shardiff.program import Program
 
-        found = program if isinstance(program, Program) and not reading else read(program, **reading)
+        found: Program = program if isinstance(program, Program) else read(program, **reading)
         key = f"{self.test} {name}".strip()
         if self.update:
             with locked(self.file.parent):
@@ -73,4 +73,4 @@ def locked(folder: Path) -> Iterator[None]:
 def communication(request: pytest.FixtureRequest) -> Communication:
     """Compares what programs communicate with baselines beside the test; see shardiff.pytest_plugin."""
     test = request.node.nodeid.partition("::")[2]
-    return Communication(request.node.path, test, request.config.getoption(OPTION))
+    return Communication(request.node.path, test, bool(request.config.getoption(OPTION)))

@@ -76,7 +76,7 @@ def show(plan: Plan, as_json: bool) -> int:
     Raises ValueError, one line, for what cannot be compiled.
     """
     try:
-        stdout = sys.stderr.fileno() if as_json else None
+        stdout = 2 if as_json else None
         programs = launch.programs(plan.function, plan.targets, plan.axes, stdout)
     except launch.UserCodeError as error:
         complain(str(error))

@@ -227,14 +227,14 @@ def diff(
 
     Exit status: 1 for what --fail-on names, 3 where a function raised; a script's own where it failed.
     """
-    from shardiff.cli import compare
+    from shardiff.cli import diff as diffing
 
     targets, meshes = (left_target or target, right_target or target), (left_mesh or mesh, right_mesh or mesh)
     if not checkout.here() and (named := [word for word in what if word.isidentifier() and not Path(word).exists()]):
         refuse(checkout.where(f"diff {named[0]}"))
     try:
-        pair = compare.plan(what, targets, meshes, nproc, fail_on)
-        raise typer.Exit(compare.show(*pair, bool(left_mesh and right_mesh), fail_on, json))
+        pair = diffing.plan(what, targets, meshes, nproc, fail_on)
+        raise typer.Exit(diffing.run(pair, bool(left_mesh and right_mesh), fail_on, json))
     except ValueError as error:
         refuse(str(error))
 

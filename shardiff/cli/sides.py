@@ -93,16 +93,13 @@ def program(side: Side) -> Program:
     """Read, compile or trace a side. Raises ValueError, one line, and SideError where the user's code failed."""
     if side.kind == "function":
         try:
-            (found,) = launch.programs(
-                side.text, [str(side.target)], parse_axes(str(side.mesh)), stdout=sys.stderr.fileno()
-            )
+            (found,) = launch.programs(side.text, [str(side.target)], parse_axes(str(side.mesh)), stdout=2)
         except launch.UserCodeError as error:
             raise SideError(str(error)) from None
         return found
     if side.kind == "script":
         return traced(side)
-    found = read(Path(side.text), mesh=side.mesh)
-    return replace(found, label=found.label or side.text)
+    return read(Path(side.text), mesh=side.mesh, label=Path(side.text).name if side.text != "-" else "<stdin>")
 
 
 def traced(side: Side) -> Program:
@@ -118,4 +115,4 @@ def traced(side: Side) -> Program:
             raise SideError(f"the trace of {side.text} ended with {how}", status if status > 0 else 128 - status)
         found = read(file, mesh=side.mesh)
     ranks = f"{side.nproc} rank{'s' * (side.nproc != 1)}"
-    return replace(found, label=f"{side.text} on {ranks}")
+    return replace(found, label=f"{Path(side.text).name} on {ranks}")

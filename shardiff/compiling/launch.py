@@ -84,7 +84,7 @@ def program(function: str, fields: dict) -> Program:
     """A program from its plain JSON types."""
     records = tuple(map(Record.from_json, fields["records"]))
     mesh = Mesh(tuple((name, size) for name, size in fields["axes"])) if fields["axes"] else None
-    return Program(records, f"{function} on {fields['target']}", mesh, fields["memory"])
+    return Program(records, f"{Path(function).name} on {fields['target']}", mesh, fields["memory"])
 
 
 def run(command: Sequence[str], stdout: int | None) -> int:

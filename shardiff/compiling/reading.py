@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardiff import hlo
 from shardiff.compiling import devices
+from shardiff.diff.files import read_program
 from shardiff.mesh import Mesh
 from shardiff.mesh import parse as parse_mesh
 from shardiff.program import Program
@@ -145,7 +146,7 @@ def _read_text(source: str | Path) -> Program:
     if path.is_dir():
         return _read_folder(path)
     if path.suffix == ".json":
-        return _read_json(path)
+        return read_program(path)
     return _of_module(hlo.read_bytes(inputs.read_bytes(path), str(path), inputs.most_bytes()))
 
 
@@ -167,10 +168,3 @@ def _read_folder(folder: Path) -> Program:
             f"{', '.join(path.name for path in names[:3])}{more}"
         )
     return next(iter(speaking.values()), programs[paths[0]])
-
-
-def _read_json(path: Path) -> Program:
-    from shardiff.diff.files import read_records
-
-    label, records = read_records(path)
-    return Program(tuple(records), label)

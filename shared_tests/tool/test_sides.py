@@ -1,0 +1,114 @@
+"""`shardiff diff LEFT RIGHT`: each side may be a file, a function that is compiled, or a script that is traced."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from shardiff.cli import main as cli
+from shardiff.cli import sides
+from shardiff.compiling import launch
+from shared_tests.tool.test_targets import needs
+
+STEP = """
+import jax
+import jax.numpy as jnp
+
+def total(mesh):
+    x = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=jax.NamedSharding(mesh, jax.P("dp")))
+    return (lambda x: x.sum(axis=0)), (x,)
+"""
+SCRIPT = """
+import torch
+import torch.distributed as dist
+
+print("the script's own output")
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(8))
+dist.destroy_process_group()
+"""
+HLO = """HloModule m, num_partitions=2
+add { a = f32[] parameter(0) b = f32[] parameter(1) ROOT s = f32[] add(a, b) }
+ENTRY main { p = f32[8] parameter(0) ROOT r = f32[8] all-reduce(p), replica_groups={{0,1}}, to_apply=add }"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("step.py", STEP), ("run.py", SCRIPT), ("one.txt", HLO), ("empty.txt", "")):
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_a_script_and_a_function_are_the_same_program(folder, capfd):
+    """The same 32 bytes, summed over two ranks: written in torch, and derived by XLA."""
+    command = ["diff", "run.py", "step.py:total", "--nproc", "2", "--target", "cpu:2", "--mesh", "dp=2", "--json"]
+    assert cli.main(command) == 0
+    out, err = capfd.readouterr()
+    found = json.loads(out)
+    assert err == "the script's own output\n" * 2
+    assert (found["left"]["label"], found["right"]["label"]) == ("run.py on 2 ranks", "step.py:total on cpu:2")
+    for side in (found["left"], found["right"]):
+        (record,) = side["records"]
+        assert (record["op"], record["payload_bytes"], record["axis"]) == ("all_reduce", 32, "dp")
+        assert side["mesh"] == {"dp": 2}
+
+
+def test_a_text_is_read_with_its_mesh_and_called_by_its_file(folder):
+    (side, _) = sides.plan(["one.txt", "one.txt"], meshes=("dp=2", None))
+    program = sides.program(side)
+    assert (program.label, [record.axis for record in program]) == ("one.txt", ["dp"])
+
+
+def test_one_function_on_two_targets(folder, capfd):
+    needs("h100:8")
+    command = ["diff", "step.py:total", "step.py:total", "--left-target", "cpu:2", "--right-target", "h100:8"]
+    assert cli.main([*command, "--mesh", "dp=2", "--fail-on", "unexplained"]) == 0
+    out, err = capfd.readouterr()
+    assert err == "" and "step.py:total on cpu:2" in out and "step.py:total on h100:8" in out and "same" in out
+
+
+def test_what_fails_in_the_user_s_code_is_told_with_its_status(folder, monkeypatch, capsys):
+    def raises(*args: object, **kwargs: object) -> None:
+        raise launch.UserCodeError("step.py:wrong for cpu:2 raised KeyError")
+
+    monkeypatch.setattr(launch, "programs", raises)
+    assert cli.main(["diff", "one.txt", "step.py:wrong", "--target", "cpu:2", "--mesh", "dp=2"]) == 3
+    assert capsys.readouterr().err == "shardiff: step.py:wrong for cpu:2 raised KeyError\n"
+    for status, told, shown in ((7, 7, "status 7"), (-9, 137, "signal SIGKILL")):
+        ended = subprocess.CompletedProcess([], status)
+        monkeypatch.setattr(sides.subprocess, "run", lambda *args, ended=ended, **kwargs: ended)
+        assert cli.main(["diff", "one.txt", "run.py"]) == told
+        assert capsys.readouterr().err == f"shardiff: the trace of run.py ended with {shown}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("one.txt", "diff compares two programs, got 1; each may be a .json of shardiff's"),
+        ("one.txt no.txt", "no.txt: no such file; each side may be a .json"),
+        ("one.txt no.py:step --target cpu:2 --mesh dp=2", "no.py: no such file"),
+        ("one.txt step.py:total", "step.py:total needs a --target to be compiled for, such as cpu:8"),
+        ("one.txt step.py:total --target cpu:2", "step.py:total needs the axes of its mesh, such as --mesh dp=2"),
+        ("one.txt step.py:total --target cpu:2 --mesh dp=4", "the mesh dp=4 needs 4 devices, cpu:2 has 2"),
+        ("one.txt one.txt --target cpu:2", "neither side is one"),
+        ("one.txt one.txt --nproc 2", "--nproc is for a torch script, SCRIPT.py, and neither side is one"),
+        ("one.txt run.py --nproc 0", "nproc must be at least 1, got 0"),
+        ("one.txt one.txt --mesh dp", "a mesh is AXIS=RANKS"),
+        ("one.txt one.txt --fail-on everything", "unknown fail-on 'everything'; known: unexplained, extra-bytes"),
+        ("one.txt empty.txt", "empty.txt: empty: HLO text starts with HloModule"),
+        ("tensor_parallel --nproc 2", "--nproc are for two programs; a strategy has --mesh and --target"),
+    ],
+)
+def test_wrong_sides_are_refused_in_one_line(folder, arguments, words, monkeypatch, capsys):
+    monkeypatch.setattr(sides.subprocess, "run", None)
+    if "got 1" in words:
+        with pytest.raises(ValueError, match="^diff compares two programs, got 1"):
+            sides.plan(["one.txt"])
+        return
+    assert cli.main(["diff", *arguments.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("shardiff: ") and err.count("\n") == 1 and words in err
