@@ -75,6 +75,7 @@ def file(tmp_path_factory) -> Path:
     (folder / "contract.py").write_text("terms = 3\n")
     (folder / "record.py").write_text("value = 7\n")
     (folder / "benchmarks").mkdir()
+    (folder / "benchmarks" / "__init__.py").touch()
     (folder / "benchmarks" / "speed.py").write_text("limit = 9\n")
     return folder / "train.py"
 
