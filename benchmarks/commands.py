@@ -105,6 +105,10 @@ def diff(
     left_target: Annotated[str | None, typer.Option(metavar="NAME:SIZE", help="Of LEFT, a FILE.py:FUNCTION.")] = None,
     right_target: Annotated[str | None, typer.Option(metavar="NAME:SIZE", help="Of RIGHT.")] = None,
     nproc: Annotated[int | None, typer.Option(metavar="N", help="Processes of a SCRIPT.py that is traced.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="Which training step of a traced run; the last by default. 0: all of it."),
+    ] = None,
     left_mesh: Annotated[
         str | None, typer.Option(metavar="dp=2,tp=4", help="Of A.json: its ranks, axes outermost first.")
     ] = None,
@@ -145,7 +149,7 @@ def diff(
         if len(what) == 2 and not set(what) & set(STRATEGIES):
             one = target[0] if target else None
             targets, meshes = (left_target or one, right_target or one), (left_mesh or mesh, right_mesh or mesh)
-            pair = of_programs.plan(what, targets, meshes, nproc, fail_on)
+            pair = of_programs.plan(what, targets, meshes, nproc, step, fail_on)
             raise typer.Exit(of_programs.run(pair, bool(left_mesh and right_mesh), fail_on, json))
         if left_mesh or right_mesh or left_target or right_target or nproc is not None:
             raise ValueError(

@@ -69,7 +69,14 @@ class _Package(ModuleType):
 
 
 def _load(name: str) -> Any:
-    return getattr(importlib.import_module(_HOME[name]), name)
+    try:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        from shardiff.system.extras import EXTRAS, missing
+
+        if error.name not in EXTRAS:
+            raise
+        raise missing(f"shardiff.{name}", error.name) from None
 
 
 def __getattr__(name: str) -> Any:

@@ -104,4 +104,9 @@ class Program:
         for name, sizes in (("mesh", mesh or {}), ("memory", memory)):
             if not isinstance(sizes, dict) or not all(type(size) is int and size >= 0 for size in sizes.values()):
                 raise ValueError(f"{name} of a program must be sizes by name, not {str(sizes)[:40]!r}")
-        return Program(records, str(fields.get("label") or ""), Mesh(tuple(mesh.items())) if mesh else None, memory)
+        segments = fields.get("segments") or {}
+        if not isinstance(segments, dict):
+            raise ValueError(f"segments of a program must be programs by name, not {str(segments)[:40]!r}")
+        ranks = Mesh(tuple(mesh.items())) if mesh else None
+        parts = {name: Program.from_json(part) for name, part in segments.items()}
+        return Program(records, str(fields.get("label") or ""), ranks, memory, parts)

@@ -14,12 +14,12 @@ Pair = tuple[str | None, str | None]
 
 
 def plan(
-    what: Sequence[str], targets: Pair, meshes: Pair, nproc: int | None, fail_on: str | None
+    what: Sequence[str], targets: Pair, meshes: Pair, nproc: int | None, step: int | None, fail_on: str | None
 ) -> tuple[sides.Side, sides.Side]:
     """The options as two sides. Raises ValueError, one line, for what cannot work."""
     if fail_on is not None:
         one_of("fail-on", fail_on, FAIL_ON)
-    return sides.plan(what, targets, meshes, nproc)
+    return sides.plan(what, targets, meshes, nproc, step)
 
 
 def run(pair: tuple[sides.Side, sides.Side], same_axes: bool, fail_on: str | None, as_json: bool) -> int:

@@ -270,6 +270,10 @@ def diff(
     nproc: Annotated[
         int | None, typer.Option(metavar="N", help="Processes of SCRIPT.py, which is traced. 2 by default.")
     ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="Which training step of a traced run; the last by default. 0: all of it."),
+    ] = None,
     fail_on: Annotated[
         str | None, typer.Option(metavar="WHAT", help="Exit with 1 on: unexplained, extra-bytes.")
     ] = None,
@@ -285,7 +289,7 @@ def diff(
     if not checkout.here() and (named := [word for word in what if word.isidentifier() and not Path(word).exists()]):
         refuse(checkout.where(f"diff {named[0]}"))
     try:
-        pair = diffing.plan(what, targets, meshes, nproc, fail_on)
+        pair = diffing.plan(what, targets, meshes, nproc, step, fail_on)
         raise typer.Exit(diffing.run(pair, bool(left_mesh and right_mesh), fail_on, json))
     except ValueError as error:
         refuse(str(error))

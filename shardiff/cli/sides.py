@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-import signal
-import subprocess
-import sys
-import tempfile
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +15,8 @@ from shardiff.compiling.reading import read
 from shardiff.mesh import parse as parse_mesh
 from shardiff.program import Program
 from shardiff.system.extras import require
+from shardiff.tracing.traced import Options, trace_program
 
-ROOT = str(Path(__file__).parents[2])
 KINDS = "a .json of shardiff's, HLO text, FILE.py:FUNCTION with --target and --mesh, or a torch script with --nproc"
 FUNCTION = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 
@@ -37,7 +34,7 @@ class Side:
     """One argument of `shardiff diff` with the options that are about it. Made by `plan`, which refuses what cannot be.
 
     kind: "file", "function" or "script". target, axes: of a function. mesh: the axes of a file's ranks, or None.
-    nproc: the ranks of a script.
+    nproc, arguments: the ranks of a script, and what it is given. step: of a traced run, None for the last, 0 for all.
     """
 
     text: str
@@ -45,6 +42,8 @@ class Side:
     target: str | None = None
     mesh: str | None = None
     nproc: int | None = None
+    step: int | None = None
+    arguments: tuple[str, ...] = ()
 
 
 def plan(
@@ -52,8 +51,9 @@ def plan(
     targets: tuple[str | None, str | None] = (None, None),
     meshes: tuple[str | None, str | None] = (None, None),
     nproc: int | None = None,
+    step: int | None = None,
 ) -> tuple[Side, Side]:
-    """The arguments as two sides. targets, meshes: of the left and of the right one, as text.
+    """The arguments as two sides. targets, meshes: of the left and of the right one, as text; nproc, step: of both.
 
     Raises ValueError, one line, for what cannot work.
     """
@@ -61,7 +61,9 @@ def plan(
         raise ValueError(f"diff compares two programs, got {len(arguments)}; each may be {KINDS}")
     if nproc is not None and nproc < 1:
         raise ValueError(f"nproc must be at least 1, got {nproc}")
-    left, right = (side_of(*each, nproc) for each in zip(arguments, targets, meshes, strict=True))
+    if step is not None and step < 0:
+        raise ValueError(f"step must be the number of a training step, or 0 for the whole run; got {step}")
+    left, right = (replace(side_of(*each, nproc), step=step) for each in zip(arguments, targets, meshes, strict=True))
     if any(targets) and "function" not in (left.kind, right.kind):
         raise ValueError("--target is what a function is compiled for, FILE.py:FUNCTION, and neither side is one")
     if nproc is not None and "script" not in (left.kind, right.kind):
@@ -81,11 +83,14 @@ def side_of(text: str, target: str | None, mesh: str | None, nproc: int | None) 
         require("a compiled function", "jax")
         return Side(text, "function", target, mesh)
     path = Path(text)
+    words = shlex.split(text) if path.suffix != ".py" and ".py " in text and not path.exists() else [text]
+    if words[0].endswith(".py") and Path(words[0]).is_file():
+        require("a traced script", "torch")
+        return Side(
+            words[0], "script", mesh=mesh and str(parse_mesh(mesh)), nproc=nproc or 2, arguments=tuple(words[1:])
+        )
     if text != "-" and not path.exists():
         raise ValueError(f"{text}: no such file; each side may be {KINDS}")
-    if path.suffix == ".py" and path.is_file():
-        require("a traced script", "torch")
-        return Side(text, "script", mesh=mesh and str(parse_mesh(mesh)), nproc=nproc or 2)
     return Side(text, "file", mesh=mesh and str(parse_mesh(mesh)))
 
 
@@ -98,21 +103,36 @@ def program(side: Side) -> Program:
             raise SideError(str(error)) from None
         return found
     if side.kind == "script":
-        return traced(side)
-    return read(Path(side.text), mesh=side.mesh, label=Path(side.text).name if side.text != "-" else "<stdin>")
+        return one_step(traced(side), side.step)
+    name = Path(side.text).name if side.text != "-" else "<stdin>"
+    return one_step(read(Path(side.text), mesh=side.mesh, label=name), side.step)
+
+
+def one_step(run: Program, step: int | None) -> Program:
+    """One training step of a traced run: the last, which is a steady one, or the one asked for; 0: the whole run.
+
+    Where it is not known where a step ends, the whole. Raises ValueError for a step that the run does not have.
+    """
+    steps = run.steps
+    if step is not None and step > len(steps):
+        raise ValueError(f"{run.label} has {len(steps)} training steps, so there is no step {step}")
+    if step == 0 or not steps:
+        return run
+    number = step or len(steps)
+    return replace(steps[number - 1], label=f"{run.label}, step {number} of {len(steps)}", mesh=run.mesh)
 
 
 def traced(side: Side) -> Program:
-    """What a torch script communicates, from `shardiff trace` in a process of its own."""
-    code = f"import sys; sys.path.insert(0, {ROOT!r}); from shardiff.cli.main import main; sys.path.remove({ROOT!r}); "
-    command = [sys.executable, "-P", "-c", f"{code}sys.exit(main())", "trace", "--nproc", str(side.nproc), "--json"]
-    with tempfile.TemporaryDirectory(prefix="shardiff-") as folder:
-        file = Path(folder, "trace.json")
-        with file.open("wb") as output:
-            status = subprocess.run([*command, side.text], stdout=output).returncode
-        if status:
-            how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-            raise SideError(f"the trace of {side.text} ended with {how}", status if status > 0 else 128 - status)
-        found = read(file, mesh=side.mesh)
-    ranks = f"{side.nproc} rank{'s' * (side.nproc != 1)}"
-    return replace(found, label=f"{Path(side.text).name} on {ranks}")
+    """What a torch script communicates in its whole run. Raises SideError where it fails or its ranks disagree."""
+    label = f"{Path(side.text).name} on {side.nproc} rank{'s' * (side.nproc != 1)}"
+    try:
+        done = trace_program("script", side.text, side.arguments, side.nproc, Options(quiet=True), label)
+    except ValueError as error:
+        raise SideError(f"the trace of {side.text}: {error}", 2) from None
+    if isinstance(done, int):
+        raise SideError(f"the trace of {side.text} ended with status {done}", done or 3)
+    if done.status:
+        raise SideError(f"the trace of {side.text} ended with status {done.status}", done.status)
+    if done.errors:
+        raise SideError(f"the trace of {side.text}: {done.errors[0]}", 1)
+    return replace(done.program, mesh=parse_mesh(side.mesh) if side.mesh else None)

@@ -11,6 +11,7 @@ shardiff.read("step.json")                          what `shardiff trace` or `hl
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ def read(
             "read takes a jax.stages.Compiled or Lowered, HLO text, or a path; got a "
             f"{type(source).__name__}: for a function, shardiff.compile(function, *args)"
         )
-    return Program(program.records, label or program.label, ranks or program.mesh, program.memory)
+    return replace(program, label=label or program.label, mesh=ranks or program.mesh)
 
 
 def compile(function: Any, *args: Any, **kwargs: Any) -> Program:

@@ -24,6 +24,6 @@ def read_program(path: Path, mesh: Mesh | None = None) -> Program:
         raise ValueError(f"{path}: has no records; give an output of shardiff trace or hlo --json")
     try:
         program = Program.from_json(data)
-        return Program(program.records, path.name, mesh or program.mesh, program.memory)
+        return Program(program.records, path.name, mesh or program.mesh, program.memory, program.segments)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -155,6 +155,14 @@ def test_questions_that_one_asks_of_a_program(compiled):
     assert sum(program.counts().values()) == len(program.records)
 
 
+def test_two_programs_are_compared(compiled):
+    left = shardiff.read(compiled)
+    shardiff.diff(left, left).assert_same()
+    right = shardiff.read(product(shardiff.mesh("cpu:8", dp=2, tp=4)))
+    with pytest.raises(AssertionError, match="(?s)the programs differ.*all_gather"):
+        shardiff.diff(left, right).assert_same(allow=("combined", "moved"))
+
+
 def test_a_function_is_compiled_whether_jitted_or_not():
     mesh = shardiff.mesh("cpu:4", x=4)
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("x")))
@@ -179,7 +187,9 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 import shardiff
 assert shardiff.read({str(path)!r}).counts() == {{"all_reduce": 1}}
-for call in (lambda: shardiff.mesh("cpu:8", dp=8), lambda: shardiff.compile(len), lambda: shardiff.abstract([], None)):
+shardiff.diff(shardiff.read({str(path)!r}), shardiff.read({str(path)!r})).assert_same()
+calls = (lambda: shardiff.mesh("cpu:8", dp=8), lambda: shardiff.compile(len), lambda: shardiff.abstract([], None))
+for call in (*calls, lambda: shardiff.trace(len), lambda: shardiff.tracing(), lambda: shardiff.step()):
     try:
         call()
     except ImportError as error:
@@ -187,5 +197,9 @@ for call in (lambda: shardiff.mesh("cpu:8", dp=8), lambda: shardiff.compile(len)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    command = 'needs jax, which is not installed: pip install "shardiff[jax]"'
-    assert done.stdout.splitlines() == [f"shardiff.{name} {command}" for name in ("mesh", "compile", "abstract")]
+    needed = {"jax": ("mesh", "compile", "abstract"), "torch": ("trace", "tracing", "step")}
+    assert done.stdout.splitlines() == [
+        f'shardiff.{name} needs {framework}, which is not installed: pip install "shardiff[{framework}]"'
+        for framework, names in needed.items()
+        for name in names
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,9 @@ import pytest
 from shardiff.cli import main as cli
 from shardiff.cli import sides
 from shardiff.compiling import launch
+from shardiff.compiling.reading import read
+from shardiff.program import Program
+from shardiff.tracing.traced import Traced
 from shared_tests.tool.test_targets import needs
 
 STEP = """
@@ -78,11 +81,45 @@ def test_what_fails_in_the_user_s_code_is_told_with_its_status(folder, monkeypat
     monkeypatch.setattr(launch, "programs", raises)
     assert cli.main(["diff", "one.txt", "step.py:wrong", "--target", "cpu:2", "--mesh", "dp=2"]) == 3
     assert capsys.readouterr().err == "shardiff: step.py:wrong for cpu:2 raised KeyError\n"
-    for status, told, shown in ((7, 7, "status 7"), (-9, 137, "signal SIGKILL")):
-        ended = subprocess.CompletedProcess([], status)
-        monkeypatch.setattr(sides.subprocess, "run", lambda *args, ended=ended, **kwargs: ended)
-        assert cli.main(["diff", "one.txt", "run.py"]) == told
-        assert capsys.readouterr().err == f"shardiff: the trace of run.py ended with {shown}\n"
+    for status, errors, told in (
+        (7, [], (7, " ended with status 7")),
+        (0, ["the ranks disagree"], (1, ": the ranks disagree")),
+    ):
+        done = Traced(status, None, 2, Program(()), errors, [], [], {}, [])
+        monkeypatch.setattr(sides, "trace_program", lambda *args, done=done: done)
+        assert cli.main(["diff", "one.txt", "run.py"]) == told[0]
+        assert capsys.readouterr().err == f"shardiff: the trace of run.py{told[1]}\n"
+
+
+def test_one_steady_step_of_a_run_is_compared_unless_another_is_asked_for(folder, monkeypatch):
+    record = read("one.txt").records[0]
+    parts = {f"step {n}": Program((replace(record, payload_bytes=n),), f"step {n}") for n in (1, 2, 3)}
+    run = Program((record,) * 4, "run.py on 2 ranks", segments={"set-up": Program((record,)), **parts})
+    asked = []
+    done = Traced(0, None, 2, run, [], [], [], {}, [])
+    monkeypatch.setattr(sides, "trace_program", lambda *args: asked.append(args) or done)
+    shown = {}
+    for step in (None, 1, 0):
+        (side, _) = sides.plan(["run.py 3 '4 5'", "one.txt"], meshes=("dp=2", None), nproc=2, step=step)
+        program = sides.program(side)
+        shown[step] = program.label, [r.payload_bytes for r in program], {r.axis for r in program}
+    assert shown == {
+        None: ("run.py on 2 ranks, step 3 of 3", [3], {"dp"}),
+        1: ("run.py on 2 ranks, step 1 of 3", [1], {"dp"}),
+        0: ("run.py on 2 ranks", [32] * 4, {"dp"}),
+    }
+    assert [args[:3] for args in asked] == [("script", "run.py", ("3", "4 5"))] * 3
+    with pytest.raises(ValueError, match="^run.py on 2 ranks has 3 training steps, so there is no step 4$"):
+        sides.program(replace(side, step=4))
+
+
+def test_the_steps_of_a_run_in_a_file_are_its_segments(folder):
+    record = read("one.txt").records[0].to_json()
+    parts = {name: {"records": [record]} for name in ("set-up", "step 1", "step 2")}
+    (folder / "run.json").write_text(json.dumps({"program": "run.py", "records": [record] * 3, "segments": parts}))
+    (side, _) = sides.plan(["run.json", "one.txt"])
+    program = sides.program(side)
+    assert (program.label, len(program)) == ("run.json, step 2 of 2", 1)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +135,16 @@ def test_what_fails_in_the_user_s_code_is_told_with_its_status(folder, monkeypat
         ("one.txt one.txt --nproc 2", "--nproc is for a torch script, SCRIPT.py, and neither side is one"),
         ("one.txt run.py --nproc 0", "nproc must be at least 1, got 0"),
         ("one.txt one.txt --mesh dp", "a mesh is AXIS=RANKS"),
+        ("one.txt one.txt --step -1", "step must be the number of a training step, or 0 for the whole run; got -1"),
+        ("one.txt one.txt --step 1", "one.txt has 0 training steps, so there is no step 1"),
         ("one.txt one.txt --fail-on everything", "unknown fail-on 'everything'; known: unexplained, extra-bytes"),
         ("one.txt empty.txt", "empty.txt: empty: HLO text starts with HloModule"),
         ("tensor_parallel --nproc 2", "--nproc are for two programs; a strategy has --mesh and --target"),
     ],
 )
 def test_wrong_sides_are_refused_in_one_line(folder, arguments, words, monkeypatch, capsys):
-    monkeypatch.setattr(sides.subprocess, "run", None)
+    monkeypatch.setattr(sides, "trace_program", None)
+    monkeypatch.setattr(launch, "programs", None)
     if "got 1" in words:
         with pytest.raises(ValueError, match="^diff compares two programs, got 1"):
             sides.plan(["one.txt"])
