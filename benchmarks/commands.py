@@ -35,6 +35,14 @@ def check(
         ),
     ] = None,
     degree: Annotated[list[int] | None, repeatable("N", "Number of ranks. 4 by default, 1 for single_device.")] = None,
+    mesh: Annotated[
+        list[str] | None,
+        repeatable(
+            "AXIS=N,...",
+            "Axes of a mesh, outermost first, each with its usual strategy (dp data_parallel, tp "
+            "megatron_tensor_parallel, pp pipeline_parallel) or the one that --strategy names: dp=2,tp=2.",
+        ),
+    ] = None,
     dtype: Annotated[list[str] | None, repeatable("NAME", "float64, float32 or bfloat16. float32 by default.")] = None,
     optimizer: Annotated[list[str] | None, repeatable("NAME", "sgd or adamw. adamw by default.")] = None,
     steps: Annotated[int, typer.Option(metavar="N", help="Training steps.")] = 3,
@@ -52,17 +60,18 @@ def check(
     from benchmarks import check as checking
     from benchmarks import memory_limit
     from contract.problem import Problem
-    from contract.strategy import IMPLEMENTATIONS, STRATEGIES
+    from contract.strategy import IMPLEMENTATIONS
     from shardiff.system import environment, memory
 
     try:
         runs = checking.plan(
             implementation or IMPLEMENTATIONS,
-            strategy or STRATEGIES,
+            strategy or (),
             degree or (),
             dtype or ("float32",),
             optimizer or ("adamw",),
             Problem(batch, width, layers),
+            mesh or (),
             steps=steps,
             microbatches=microbatches,
             device=device,
@@ -74,7 +83,7 @@ def check(
     if device == "cuda":
         from shardiff.system.machine import num_gpus
 
-        most = max(run.degree for run in runs)
+        most = max(run.world_size for run in runs)
         if num_gpus() < most:
             refuse(f"device cuda needs a GPU for each rank: degree {most}, GPUs {num_gpus()}; try --device cpu")
     try:
@@ -88,9 +97,9 @@ def check(
 
 def diff(
     what: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="STRATEGY... | A.json B.json", help="Strategies, or two outputs of trace or hlo."),
-    ],
+    ] = None,
     target: Annotated[
         list[str] | None, typer.Option(metavar="NAME:SIZE", help="cpu:8, h100:2x8, v5e:2x4, ... Repeatable.")
     ] = None,
@@ -98,7 +107,10 @@ def diff(
         str, typer.Option(metavar="NAME", help="annotated or shard_map: what XLA compiles.")
     ] = "annotated",
     degree: Annotated[int | None, typer.Option(metavar="N", help="Ranks. By default all devices of a target.")] = None,
-    mesh: Annotated[str | None, typer.Option(metavar="AXIS=N", help="The same as a mesh: tp=8.")] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(metavar="AXIS=N,...", help="Axes of one mesh, outermost first; strategies are theirs: dp=2,tp=4."),
+    ] = None,
     left_mesh: Annotated[
         str | None, typer.Option(metavar="dp=2,tp=4", help="Of A.json: its ranks, axes outermost first.")
     ] = None,
@@ -136,6 +148,9 @@ def diff(
         one_of("precision", precision, ("default", "highest"))
         if fail_on is not None:
             one_of("fail-on", fail_on, ("unexplained", "extra-bytes"))
+        what = what or []
+        if not what and mesh is None:
+            raise ValueError("give a strategy, a --mesh, or two files")
         if len(what) == 2 and not set(what) & set(STRATEGIES):
             found = of_files.diff_files(Path(what[0]), Path(what[1]), (left_mesh, right_mesh))
             of_files.show(found, json)
@@ -233,9 +248,13 @@ def steps(
     strategy: Annotated[
         list[str] | None, repeatable("NAME", "data_parallel, ..., or single_device. All five by default.")
     ] = None,
+    mesh: Annotated[
+        list[str] | None,
+        repeatable("AXIS=N,...", "Axes of a mesh, outermost first, instead of --ranks: dp=2,tp=2."),
+    ] = None,
     implementation: Annotated[
         list[str] | None,
-        repeatable("NAME", "torch, shard_map, annotated or peer: what a user would pick instead. All by default."),
+        repeatable("NAME", "torch, shard_map, annotated or peer: the library equivalent. All by default."),
     ] = None,
     iterations: Annotated[int, typer.Option(metavar="N", help="Timed steps of each contestant.")] = 30,
     rounds: Annotated[int, typer.Option(metavar="N", help="Turns of torch and JAX that they are split into.")] = 3,
@@ -270,8 +289,8 @@ def steps(
 
     try:
         plan = measuring.plan(
-            ranks or (2, 4),
-            strategy or measuring.DEFAULT_STRATEGIES,
+            ranks or (),
+            strategy or (),
             implementation or measuring.IMPLEMENTATIONS,
             Problem(batch, width, layers, dtype),
             optimizer=optimizer,
@@ -281,6 +300,7 @@ def steps(
             device=device,
             timeout=timeout,
             speed_batch=speed_batch,
+            meshes=mesh or (),
         )
         check_path("output", output, ".json")
         check_path("picture", picture, ".png")

@@ -90,8 +90,12 @@ def in_causal_order(
 
 
 def combine(operations: Iterable[Operation]) -> list[Record]:
-    """One record for each collective, that of sibling groups of a mesh being one, and for each tick's sends."""
+    """One record for each collective, that of sibling groups of a mesh being one, and for each tick's sends.
+
+    Siblings may move different parameters: each stage of a pipeline reduces its own gradients. Their record names all.
+    """
     records: list[Record] = []
+    details: list[dict[str, None]] = []  # of each record, in the order in which they came
     latest: dict[Any, int] = {}  # where the record is that a sibling may join
     times: Counter[Any] = Counter()
     for operation in operations:
@@ -104,17 +108,26 @@ def combine(operations: Iterable[Operation]) -> list[Record]:
             key: Any = new.phase, new.dtype, operation.level, family
         else:
             new = collective_record(operation.calls)
-            each = replace(new, groups=None)
+            each = replace(new, groups=None, detail=None)
             times[each, call.group, call.ranks] += 1
             key = each, times[each, call.group, call.ranks]
         at = latest.get(key)
         joined = None if at is None else join(records[at], new)
-        if at is not None and joined:
-            records[at] = joined
-        else:
-            latest[key] = len(records)
+        if at is None or not joined:
+            at = latest[key] = len(records)
             records.append(new)
-    return records
+            details.append({})
+        else:
+            records[at] = joined
+        if new.detail:
+            details[at][new.detail] = None
+    return [replace(each, detail=listed(list(names))) for each, names in zip(records, details, strict=True)]
+
+
+def listed(details: Sequence[str], most: int = 4) -> str | None:
+    """What the groups of a record move, in one text; cut off where it is long."""
+    more = [f"{len(details) - most} more"] if len(details) > most else []
+    return "; ".join([*details[:most], *more]) or None
 
 
 def join(a: Record, b: Record) -> Record | None:
@@ -132,7 +145,6 @@ def join(a: Record, b: Record) -> Record | None:
         edges=edges,
         is_async=a.is_async or b.is_async,
         source=a.source or b.source,
-        detail=a.detail if a.detail == b.detail else None,
     )
 
 

@@ -63,6 +63,20 @@ def test_sibling_groups_of_a_mesh_are_one_record() -> None:
     assert [r.executions for r in collapse(merged)] == [Executions(2, 2)]
 
 
+def test_stages_that_reduce_their_own_gradients_over_one_axis_are_one_record_that_names_them_all() -> None:
+    def stage(ranks: tuple[int, int], names: str) -> dict[int, list[Call]]:
+        fields: dict[str, Any] = {"group": str(ranks), "ranks": ranks, "axis": "dp", "source": "train.py:1"}
+        return {r: [call(r, "all_reduce", detail=f"gradient of {name}", **fields) for name in names] for r in ranks}
+
+    by_rank = stage((0, 2), "ab") | stage((1, 3), "cd")
+    merged = merge([by_rank[rank] for rank in range(4)])
+    assert [(r.groups, r.detail) for r in merged] == [
+        (((0, 2), (1, 3)), "gradient of a; gradient of c"),
+        (((0, 2), (1, 3)), "gradient of b; gradient of d"),
+    ]
+    assert sum(r.payload_bytes for r in merged) == 32, "what one rank moves"
+
+
 def test_groups_that_share_a_rank_are_not() -> None:
     ranks: list[list[Call]] = [[], [], []]
     for group in ((0, 1), (0, 2)):
