@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from contract import reference
 from contract.problem import Problem
 from contract.proof import Proof, prove
-from contract.strategy import STRATEGIES, Run, RunResult
+from contract.strategy import STRATEGIES, Run, RunResult, one_axis, parse_axes
 from shardiff.ranks.processes import WorkerError
 from shardiff.ranks.torch_pool import TORCHRUN
 from shardiff.ranks.watchdog import watched
@@ -65,26 +65,37 @@ def label(run: Run) -> str:
 
 def plan(
     implementations: Sequence[str],
-    strategies: Sequence[str] = STRATEGIES,
+    strategies: Sequence[str] = (),
     degrees: Sequence[int] = (),
     dtypes: Sequence[str] = ("float32",),
     optimizers: Sequence[str] = ("adamw",),
     problem: Problem | None = None,
+    meshes: Sequence[str] = (),
     **rest: Any,
 ) -> list[Run]:
     """One Run for each combination; `rest` goes to all of them. Raises ValueError if one cannot work.
 
-    Without degrees: 4, or as many as torchrun started, and 1 for single_device.
+    Without degrees: 4, or as many as torchrun started, and 1 for single_device. meshes: `dp=2,tp=2`; the strategies are
+    then those of their axes (`contract.strategy.parse_axes`), and degrees follow.
     """
-    runs = []
     started = torchrun_ranks()
-    for implementation, strategy in product(implementations, strategies):
-        for degree in degrees or [1 if strategy == "single_device" else started or 4]:
-            if implementation == "torch" and started and degree not in (1, started):
-                raise ValueError(f"degree {degree}, but torchrun started {started} processes; give --degree {started}")
-            for dtype, optimizer in product(dtypes, optimizers):
-                sizes = replace(problem or Problem(), dtype=dtype)
-                runs.append(Run(implementation, strategy, degree, sizes, optimizer, **rest))
+    if meshes and degrees:
+        raise ValueError("a mesh says the number of ranks: give --mesh or --degree, not both")
+    if meshes:
+        chosen = [parse_axes(mesh, tuple(strategies)) for mesh in meshes]
+    else:
+        chosen = [
+            one_axis(strategy, degree)
+            for strategy in strategies or STRATEGIES
+            for degree in degrees or [1 if strategy == "single_device" else started or 4]
+        ]
+    runs = []
+    for implementation, axes, dtype, optimizer in product(implementations, chosen, dtypes, optimizers):
+        run = Run(implementation, axes, replace(problem or Problem(), dtype=dtype), optimizer, **rest)
+        if implementation == "torch" and started and run.world_size not in (1, started):
+            ranks = f"{run.world_size} ranks" if meshes else f"degree {run.world_size}"
+            raise ValueError(f"{ranks}, but torchrun started {started} processes; give --degree {started}")
+        runs.append(run)
     return list(dict.fromkeys(runs))
 
 
@@ -116,7 +127,7 @@ def single_device(run: Run, implementation: str, dtype: str) -> Run:
     """The run that `run` should equal: the same numbers on one device."""
     problem = replace(run.problem, dtype=dtype)
     return replace(
-        run, implementation=implementation, strategy="single_device", degree=1, problem=problem, microbatches=1
+        run, implementation=implementation, axes=one_axis("single_device", 1), problem=problem, microbatches=1
     )
 
 
@@ -128,11 +139,11 @@ def executor(runs: Sequence[Run], timeout: float, stack: ExitStack) -> Callable[
     if in_torch:  # first, because its processes import torch while this one starts jax
         from shardiff.ranks import torch_pool as launch
 
-        most = 1 if torchrun_ranks() else max(run.degree for run in in_torch)
+        most = 1 if torchrun_ranks() else max(run.world_size for run in in_torch)
         pool = stack.enter_context(launch.workers(most, runs[0].device, timeout))
     if in_jax:
         with failing_as(in_jax[0]):
-            start_jax(max(run.degree for run in in_jax), runs[0].device)
+            start_jax(max(run.world_size for run in in_jax), runs[0].device)
 
     def execute(run: Run) -> RunResult:
         with failing_as(run):
@@ -141,7 +152,7 @@ def executor(runs: Sequence[Run], timeout: float, stack: ExitStack) -> Callable[
             if run.implementation != "torch":
                 with watched(label(run), timeout):
                     return train.run(run)
-            return train.run(run, None if run.degree == torchrun_ranks() else pool)
+            return train.run(run, None if run.world_size == torchrun_ranks() else pool)
 
     return execute
 
@@ -221,7 +232,7 @@ def to_json(row: Row) -> dict[str, Any]:
     return {
         "implementation": run.implementation,
         "strategy": run.strategy,
-        "mesh": run.mesh,
+        "mesh": str(run.mesh),
         "dtype": run.problem.dtype,
         "optimizer": run.optimizer,
         "steps": run.steps,
@@ -238,7 +249,7 @@ def table(checked: Sequence[Row], columns: int) -> Table:
     named = {
         "implementation": [row.run.implementation for row in checked],
         "strategy": [row.run.strategy for row in checked],
-        "mesh": [row.run.mesh for row in checked],
+        "mesh": [str(row.run.mesh) for row in checked],
         "dtype": [row.run.problem.dtype for row in checked],
         "optimizer": [row.run.optimizer for row in checked],
     }

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,6 +36,14 @@ def check(
         ),
     ] = None,
     degree: Annotated[list[int] | None, repeatable("N", "Number of ranks. 4 by default, 1 for single_device.")] = None,
+    mesh: Annotated[
+        list[str] | None,
+        repeatable(
+            "AXIS=N,...",
+            "Axes of a mesh, outermost first, each with its usual strategy (dp data_parallel, tp "
+            "megatron_tensor_parallel, pp pipeline_parallel) or the one that --strategy names: dp=2,tp=2.",
+        ),
+    ] = None,
     dtype: Annotated[list[str] | None, repeatable("NAME", "float64, float32 or bfloat16. float32 by default.")] = None,
     optimizer: Annotated[list[str] | None, repeatable("NAME", "sgd or adamw. adamw by default.")] = None,
     steps: Annotated[int, typer.Option(metavar="N", help="Training steps.")] = 3,
@@ -52,17 +61,18 @@ def check(
     from benchmarks import check as checking
     from benchmarks import memory_limit
     from contract.problem import Problem
-    from contract.strategy import IMPLEMENTATIONS, STRATEGIES
+    from contract.strategy import IMPLEMENTATIONS
     from shardiff.system import environment, memory
 
     try:
         runs = checking.plan(
             implementation or IMPLEMENTATIONS,
-            strategy or STRATEGIES,
+            strategy or (),
             degree or (),
             dtype or ("float32",),
             optimizer or ("adamw",),
             Problem(batch, width, layers),
+            mesh or (),
             steps=steps,
             microbatches=microbatches,
             device=device,
@@ -74,7 +84,7 @@ def check(
     if device == "cuda":
         from shardiff.system.machine import num_gpus
 
-        most = max(run.degree for run in runs)
+        most = max(run.world_size for run in runs)
         if num_gpus() < most:
             refuse(f"device cuda needs a GPU for each rank: degree {most}, GPUs {num_gpus()}; try --device cpu")
     try:
@@ -88,12 +98,12 @@ def check(
 
 def diff(
     what: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="STRATEGY... | LEFT RIGHT",
             help="Strategies; or two programs, each a .json of shardiff's, HLO text, FILE.py:FUNCTION, or SCRIPT.py.",
         ),
-    ],
+    ] = None,
     target: Annotated[
         list[str] | None, typer.Option(metavar="NAME:SIZE", help="cpu:8, h100:2x8, v5e:2x4, ... Repeatable.")
     ] = None,
@@ -101,7 +111,10 @@ def diff(
         str, typer.Option(metavar="NAME", help="annotated or shard_map: what XLA compiles.")
     ] = "annotated",
     degree: Annotated[int | None, typer.Option(metavar="N", help="Ranks. By default all devices of a target.")] = None,
-    mesh: Annotated[str | None, typer.Option(metavar="AXIS=N", help="The same as a mesh: tp=8.")] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(metavar="AXIS=N,...", help="Axes of one mesh, outermost first; strategies are theirs: dp=2,tp=4."),
+    ] = None,
     left_target: Annotated[str | None, typer.Option(metavar="NAME:SIZE", help="Of LEFT, a FILE.py:FUNCTION.")] = None,
     right_target: Annotated[str | None, typer.Option(metavar="NAME:SIZE", help="Of RIGHT.")] = None,
     nproc: Annotated[int | None, typer.Option(metavar="N", help="Processes of a SCRIPT.py that is traced.")] = None,
@@ -146,17 +159,24 @@ def diff(
         one_of("precision", precision, ("default", "highest"))
         if fail_on is not None:
             one_of("fail-on", fail_on, ("unexplained", "extra-bytes"))
-        if len(what) == 2 and not set(what) & set(STRATEGIES):
-            one = target[0] if target else None
-            targets, meshes = (left_target or one, right_target or one), (left_mesh or mesh, right_mesh or mesh)
-            pair = of_programs.plan(what, targets, meshes, nproc, step, fail_on)
-            raise typer.Exit(of_programs.run(pair, bool(left_mesh and right_mesh), fail_on, json))
-        if left_mesh or right_mesh or left_target or right_target or nproc is not None:
-            raise ValueError(
-                "--left-..., --right-... and --nproc are for two programs; a strategy has --mesh and --target"
-            )
-        check_path("picture", picture, ".png")
+        what = what or []
+        if not what and mesh is None:
+            raise ValueError("give a strategy, a --mesh, or two files")
         problem = Problem(batch, width, layers, dtype)
+        if len(what) == 2 and not set(what) <= set(STRATEGIES):
+            first = target[0] if target else None
+            targets, meshes = (left_target or first, right_target or first), (left_mesh or mesh, right_mesh or mesh)
+            made: dict[str, Any] = {}
+            for word, axes in zip(what, meshes, strict=True):
+                if word in STRATEGIES:
+                    ranks = None if axes else degree or nproc
+                    ((run, _),) = diffing.plan([word], implementation, ranks, axes, (), problem, microbatches)
+                    made[word] = functools.partial(diffing.written, run, timeout)
+            pair = of_programs.plan(what, targets, meshes, nproc, step, fail_on, made)
+            raise typer.Exit(of_programs.run(pair, bool(left_mesh and right_mesh), fail_on, json))
+        if left_mesh or right_mesh or left_target or right_target or nproc is not None or step is not None:
+            raise ValueError("--left-..., --right-..., --nproc and --step are for two programs that are no strategies")
+        check_path("picture", picture, ".png")
         check_timeout(timeout)
         pairs = diffing.plan(what, implementation, degree, mesh, target or (), problem, microbatches)
         memory.require(memory_limit.of_diff([run for run, _ in pairs]), memory_limit.describe(problem))
@@ -246,9 +266,13 @@ def steps(
     strategy: Annotated[
         list[str] | None, repeatable("NAME", "data_parallel, ..., or single_device. All five by default.")
     ] = None,
+    mesh: Annotated[
+        list[str] | None,
+        repeatable("AXIS=N,...", "Axes of a mesh, outermost first, instead of --ranks: dp=2,tp=2."),
+    ] = None,
     implementation: Annotated[
         list[str] | None,
-        repeatable("NAME", "torch, shard_map, annotated or peer: what a user would pick instead. All by default."),
+        repeatable("NAME", "torch, shard_map, annotated or peer: the library equivalent. All by default."),
     ] = None,
     iterations: Annotated[int, typer.Option(metavar="N", help="Timed steps of each contestant.")] = 30,
     rounds: Annotated[int, typer.Option(metavar="N", help="Turns of torch and JAX that they are split into.")] = 3,
@@ -283,8 +307,8 @@ def steps(
 
     try:
         plan = measuring.plan(
-            ranks or (2, 4),
-            strategy or measuring.DEFAULT_STRATEGIES,
+            ranks or (),
+            strategy or (),
             implementation or measuring.IMPLEMENTATIONS,
             Problem(batch, width, layers, dtype),
             optimizer=optimizer,
@@ -294,6 +318,7 @@ def steps(
             device=device,
             timeout=timeout,
             speed_batch=speed_batch,
+            meshes=mesh or (),
         )
         check_path("output", output, ".json")
         check_path("picture", picture, ".png")

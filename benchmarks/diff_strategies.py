@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from typing import Any
 
 from contract import cost
 from contract.problem import Problem
-from contract.strategy import AXES, STRATEGIES, Run
+from contract.strategy import STRATEGIES, Run, one_axis, parse_axes
 from shardiff.diff import Diff, diff
-from shardiff.mesh import Mesh
 from shardiff.program import Program
 from shardiff.ranks.watchdog import watched
 from shardiff.record import Record, totals
@@ -48,7 +48,7 @@ class StrategyDiff:
             "strategy": self.run.strategy,
             "implementation": self.run.implementation,
             "target": self.target,
-            "mesh": {AXES[self.run.strategy] or "one": self.run.degree},
+            "mesh": dict(self.run.mesh.axes),
             **document,
             "closed_form": {**closed_form, "implementation_totals": totals(own_formula)},
         }
@@ -64,8 +64,7 @@ def compare(
     work: dict[str, int] | None = None,
 ) -> StrategyDiff:
     """The diff of what is written with what is derived, with the closed form beside it."""
-    axis = AXES[run.strategy]
-    mesh = Mesh(((axis, run.degree),) if axis else ())
+    mesh = run.mesh
     sides = Program(tuple(written), "written", mesh), Program(tuple(derived), "derived", mesh, memory or {})
     closed_form = cost.communication(replace(run, implementation="torch"))
     return StrategyDiff(run, target, diff(*sides), traced, closed_form, work)
@@ -89,7 +88,9 @@ def compute(
 
     explicit_runs = list(dict.fromkeys(replace(run, implementation="torch") for run, _ in runs))
     with ThreadPoolExecutor(1) as pool:
-        pending = pool.submit(trace_all, [run for run in explicit_runs if run.degree <= MOST_TRACED], progress, timeout)
+        pending = pool.submit(
+            trace_all, [run for run in explicit_runs if run.world_size <= MOST_TRACED], progress, timeout
+        )
         progress(f"compiling for {', '.join(dict.fromkeys(str(target) for _, target in runs))}")
         with watched("the compiler", timeout):
             compiled = targets.compile_all(runs, precision)
@@ -104,6 +105,16 @@ def compute(
     return diffs
 
 
+def written(run: Run, timeout: float = 30) -> Program:
+    """What the torch implementation of a run communicates: traced, or beyond MOST_TRACED ranks its closed form."""
+    run = replace(run, implementation="torch")
+    if run.world_size <= MOST_TRACED:
+        records = trace_all([run], lambda _: None, timeout)[run]
+    else:
+        records = cost.communication(run)
+    return Program(tuple(records), f"{run.strategy} on {run.world_size} ranks", run.mesh)
+
+
 def trace_all(runs: Sequence[Run], progress: Callable[[str], None], timeout: float = 30) -> dict[Run, list[Record]]:
     """What each explicit run communicates in one step, traced in real processes."""
     from shardiff.ranks.torch_pool import workers
@@ -115,9 +126,9 @@ def trace_all(runs: Sequence[Run], progress: Callable[[str], None], timeout: flo
     if not runs:
         return {}
     records = {}
-    with workers(max(run.degree for run in runs), "cpu", timeout) as pool:
+    with workers(max(run.world_size for run in runs), "cpu", timeout) as pool:
         for run in runs:
-            progress(f"tracing {run.strategy} on {run.degree} ranks")
+            progress(f"tracing {run.strategy} on {run.world_size} ranks")
             records[run] = trace_run(replace(run, device="cpu"), pool)
     return records
 
@@ -139,21 +150,21 @@ def plan(
     for strategy in strategies:
         if strategy not in STRATEGIES:
             raise ValueError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
-    if mesh is not None:
-        axis, _, ranks = mesh.partition("=")
-        for strategy in strategies:
-            if axis != AXES[strategy] or not (ranks.isascii() and ranks.isdigit()):
-                raise ValueError(f"the mesh of {strategy} has one axis: {AXES[strategy]}=N, got {mesh!r}")
-        if degree not in (None, int(ranks)):
-            raise ValueError(f"mesh {mesh} and degree {degree} do not agree; give one of them")
-        degree = int(ranks)
     if degree is not None and degree < 1:
         raise ValueError(f"degree must be at least 1, got {degree}")
+    axes = None
+    if mesh is not None:
+        axes = parse_axes(mesh, tuple(strategies))
+        ranks = prod(axis.size for axis in axes)
+        if degree not in (None, ranks):
+            raise ValueError(f"mesh {mesh} and degree {degree} do not agree; give one of them")
+        degree = ranks
     pairs = []
-    for strategy, text in itertools.product(strategies, targets or [f"cpu:{degree or 4}"]):
+    for strategy, text in itertools.product(strategies if axes is None else [""], targets or [f"cpu:{degree or 4}"]):
         target = parse(text)
         ranks = degree or target.num_devices
         if ranks > target.num_devices:
             raise ValueError(f"degree {ranks} needs {ranks} devices, {target} has {target.num_devices}")
-        pairs.append((Run(implementation, strategy, ranks, problem, microbatches=microbatches), target))
+        run = Run(implementation, axes or one_axis(strategy, ranks), problem, microbatches=microbatches)
+        pairs.append((run, target))
     return pairs

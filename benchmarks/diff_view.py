@@ -118,8 +118,8 @@ def picture(diffs: Sequence[StrategyDiff], path: Path) -> None:
     from matplotlib.ticker import FuncFormatter
 
     bars: dict[str, Sequence[Record]] = {}
-    for one in sorted(diffs, key=lambda one: one.run.degree):
-        bars.setdefault(f"written, {one.run.degree} ranks", one.diff.left.records)
+    for one in sorted(diffs, key=lambda one: one.run.world_size):
+        bars.setdefault(f"written, {one.run.world_size} ranks", one.diff.left.records)
         bars[f"derived for {one.target}"] = one.diff.right.records
     figure = Figure(figsize=(9, 1.7 + 0.45 * len(bars)), layout="constrained")
     FigureCanvasAgg(figure)

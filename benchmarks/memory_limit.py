@@ -27,7 +27,7 @@ def require_processes(runs: Sequence[Run]) -> None:
     from shardiff.ranks.torch_pool import MAX_RANKS
 
     for name, most in (("torch", MAX_RANKS), ("jax", FAMILIES["cpu"].most_devices)):
-        ranks = max((run.degree for run in runs if (run.implementation == "torch") == (name == "torch")), default=1)
+        ranks = max((run.world_size for run in runs if (run.implementation == "torch") == (name == "torch")), default=1)
         if ranks > most:
             raise ValueError(f"{name} runs {most} ranks at most on one machine, got {ranks}")
 
@@ -59,9 +59,9 @@ def of_run(run: Run, processes: int, copies: int = 1) -> int:
     The cheap bound comes first: where it exceeds any memory, the closed form, a list of all layers, is not asked.
     """
     least = processes * (PROCESS + drawn(run.problem))
-    if run.device != "cpu" and num_gpus() >= run.degree:
+    if run.device != "cpu" and num_gpus() >= run.world_size:
         return least  # the rest is on the GPUs
-    if least > MUCH or run.degree**2 * run.problem.layers > LONG:
+    if least > MUCH or run.world_size**2 * run.problem.layers > LONG:
         return least
     return max(least, processes * PROCESS + copies * held(run))
 
@@ -71,7 +71,7 @@ def of_check(runs: Sequence[Run]) -> int:
     most = 0
     for run in runs:
         reference = full_model(run.problem) * (2 + len(SLOTS[run.optimizer]))
-        most = max(most, reference + of_run(run, run.degree if run.implementation == "torch" else 1))
+        most = max(most, reference + of_run(run, run.world_size if run.implementation == "torch" else 1))
     return most
 
 
@@ -79,7 +79,7 @@ def of_diff(runs: Sequence[Run]) -> int:
     """Bytes of `shardiff diff`: what is traced runs in real processes; what is compiled has shapes only."""
     from benchmarks.diff_strategies import MOST_TRACED
 
-    return max((of_run(run, run.degree) for run in runs if run.degree <= MOST_TRACED), default=0)
+    return max((of_run(run, run.world_size) for run in runs if run.world_size <= MOST_TRACED), default=0)
 
 
 def of_collectives(ops: Sequence[str], ranks: Sequence[int], sizes: Sequence[int]) -> int:
@@ -91,4 +91,4 @@ def of_collectives(ops: Sequence[str], ranks: Sequence[int], sizes: Sequence[int
 
 def of_steps(runs: Sequence[tuple[Run, int]]) -> int:
     """Bytes of the largest of (run, contestants): a process per rank, and all contestants hold a model at once."""
-    return max(of_run(run, run.degree, contestants) for run, contestants in runs)
+    return max(of_run(run, run.world_size, contestants) for run, contestants in runs)

@@ -1,128 +1,76 @@
-"""The closed form: what each strategy must communicate in one training step, derived from the sizes alone.
+"""The closed form: what each rank must communicate in one training step, derived from the sizes alone.
 
 B batch, D width, L layers, n ranks, e bytes an element, m microbatches. The loss is a scalar of four bytes in float32
-and bfloat16 runs, eight in float64: losses are summed in float32 at least.
+and bfloat16 runs, eight in float64: losses are summed in float32 at least. The formula of a strategy stands in its file
+in `contract.strategies`; here the axes of a mesh are put together. The inner axes shrink what the outer ones send, and
+the outer ones what the inner ones work on.
 """
 
 from __future__ import annotations
 
-from contract.problem import BYTES, split_sizes
-from contract.strategy import AXES, Run
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from contract import strategies
+from contract.layout import share
+from contract.problem import BYTES
+from contract.share import Sent
+from contract.strategy import Axis, Run
 from shardiff.record import Executions, Record, record
 
 
 def communication(run: Run) -> list[Record]:
-    """The records of one step of `run`. With one rank nothing is sent, and the list is empty.
+    """The records of one step of `run`, those of the innermost axis first. Axes of one rank send nothing.
 
-    data_parallel (Li et al., 2006.15704): backward, all_reduce of every gradient, L (D^2 + D) e bytes together.
-    tensor_parallel: forward, L - 1 all_gathers of B D e; backward, L - 1 reduce_scatters of the same. Not L: the loss
-        is taken on the shards, and the first layer's input needs no gradient.
-    megatron_tensor_parallel (Shoeybi et al., 1909.08053): forward, L / 2 all_reduces of B D e, one for each pair;
-        backward, L / 2 - 1: again the first pair's input needs no gradient.
-    pipeline_parallel (Huang et al., 1811.06965): for each of m microbatches and n - 1 stage boundaries, B / m D e bytes
-        forward and as much backward. A tick's sends are one permute: m + n - 1 ticks each way, but no stage sends in
-        the last, so m + n - 2 permutes; under annotations all of m + n - 1 (see `scanned_pipeline`).
-    All but megatron_tensor_parallel, whose output is replicated, end the forward pass with an all_reduce of the loss.
+    The groups of an axis send at the same time, so what they send in turn is one record, whose payload is that of the
+    largest: totals over records are what the busiest rank sends. A record's `detail` names what the groups send.
     """
-    if run.degree == 1:
-        return []
-    if run.strategy == "pipeline_parallel" and run.implementation == "annotated":
-        return scanned_pipeline(run) + _loss(run)
-    return {
-        "single_device": lambda run: [],
-        "data_parallel": lambda run: _loss(run) + _data_parallel(run),
-        "tensor_parallel": lambda run: _tensor_parallel(run) + _loss(run),
-        "megatron_tensor_parallel": _megatron_tensor_parallel,
-        "pipeline_parallel": lambda run: _pipeline_parallel(run) + _loss(run),
-    }[run.strategy](run)
+    return [each for axis in reversed(run.axes) if axis.size > 1 for each in _of_axis(run, axis)]
 
 
-def _collective(run: Run, op: str, elements: int, phase: str, detail: str, dtype: str | None = None) -> Record:
-    dtype = dtype or run.problem.dtype
-    n = run.degree
+def _of_axis(run: Run, axis: Axis) -> list[Record]:
+    found: dict[tuple[object, ...], Record] = {}
+    for group in run.mesh.groups(axis.name):
+        times: Counter[Record] = Counter()
+        for sent in _sent(run, axis, group):
+            new = _record(run, axis, group, sent)
+            each = replace(new, groups=None, detail=None)
+            if new.edges:
+                key: tuple[object, ...] = (sent.tick,)
+            else:
+                times[each] += 1
+                key = (each, times[each])
+            found[key] = _join(found[key], new) if key in found else new
+    return list(found.values())
+
+
+def _sent(run: Run, axis: Axis, group: tuple[int, ...]) -> Iterator[Sent]:
+    return strategies.of(axis.strategy).communication(share(run, group[0]), axis.size)
+
+
+def _record(run: Run, axis: Axis, group: tuple[int, ...], sent: Sent) -> Record:
+    dtype = sent.dtype or run.problem.dtype
     return record(
-        op,
+        sent.op,
         dtype,
-        elements * BYTES[dtype],
-        n,
-        axis=AXES[run.strategy],
-        groups=(tuple(range(n)),),
-        phase=phase,
-        detail=detail,
+        sent.elements * BYTES[dtype],
+        None if sent.edges else axis.size,
+        axis=axis.name,
+        groups=None if sent.edges else (group,),
+        edges=tuple((group[a], group[b]) for a, b in sent.edges) or None,
+        phase=sent.phase,
+        detail=sent.detail,
+        executions=Executions(sent.times, sent.times),
     )
 
 
-def _loss(run: Run) -> list[Record]:
-    dtype = "float64" if run.problem.dtype == "float64" else "float32"
-    return [_collective(run, "all_reduce", 1, "forward", "loss", dtype)]
-
-
-def _data_parallel(run: Run) -> list[Record]:
-    d = run.problem.width
-    return [
-        _collective(run, "all_reduce", size, "backward", f"gradient of {name}{layer}")
-        for layer in reversed(range(run.problem.layers))
-        for name, size in (("b", d), ("w", d * d))
-    ]
-
-
-def _tensor_parallel(run: Run) -> list[Record]:
-    size, layers = run.problem.batch * run.problem.width, range(1, run.problem.layers)
-    return [_collective(run, "all_gather", size, "forward", f"input of layer {i}") for i in layers] + [
-        _collective(run, "reduce_scatter", size, "backward", f"gradient of the input of layer {i}")
-        for i in reversed(layers)
-    ]
-
-
-def _megatron_tensor_parallel(run: Run) -> list[Record]:
-    size, pairs = run.problem.batch * run.problem.width, range(0, run.problem.layers, 2)
-    return [_collective(run, "all_reduce", size, "forward", f"output of layer {i + 1}") for i in pairs] + [
-        _collective(run, "all_reduce", size, "backward", f"gradient of the input of layer {i}")
-        for i in reversed(pairs[1:])
-    ]
-
-
-def _permute(run: Run, rows: int, phase: str, detail: str, edges: list[tuple[int, int]], times: int = 1) -> Record:
-    dtype = run.problem.dtype
-    return record(
-        "collective_permute",
-        dtype,
-        rows * run.problem.width * BYTES[dtype],
-        None,
-        axis="pp",
-        edges=tuple(edges),
-        phase=phase,
-        detail=detail,
-        executions=Executions(times, times),
+def _join(a: Record, b: Record) -> Record:
+    """The same of two groups at once."""
+    details = dict.fromkeys([*(a.detail or "").split(", "), *(b.detail or "").split(", ")])
+    return replace(
+        max(a, b, key=lambda one: one.payload_bytes),
+        groups=(*a.groups, *b.groups) if a.groups and b.groups else None,
+        edges=tuple(sorted((*a.edges, *b.edges))) if a.edges and b.edges else None,
+        detail=", ".join(details),
     )
-
-
-def _pipeline_parallel(run: Run) -> list[Record]:
-    """One permute for each tick of each phase in which a stage sends; payload: the most rows any stage sends in it."""
-    n, m = run.degree, run.microbatches
-    rows = split_sizes(run.problem.batch, m)
-    records = []
-    for tick in range(m + n - 2):
-        sending = [stage for stage in range(n - 1) if 0 <= tick - stage < m]
-        most = max(rows[tick - stage] for stage in sending)
-        edges = [(stage, stage + 1) for stage in sending]
-        records.append(_permute(run, most, "forward", f"activations of tick {tick}", edges))
-    for tick in range(m + n - 2):
-        # the mirror image: stage n - 1 - s sends the gradient of its input s ticks after the last stage does
-        sending = [n - 1 - s for s in range(n - 1) if 0 <= tick - s < m]
-        most = max(rows[tick - (n - 1 - stage)] for stage in sending)
-        edges = [(stage, stage - 1) for stage in sending]
-        records.append(_permute(run, most, "backward", f"gradients of tick {tick}", edges))
-    return records
-
-
-def scanned_pipeline(run: Run) -> list[Record]:
-    """Pipeline as one shifted buffer (GSPMD, 2105.04663, section 3.3): each of m + n - 1 ticks permutes, each way."""
-    n, m = run.degree, run.microbatches
-    rows, ticks = -(-run.problem.batch // m), m + n - 1
-    forward = [(stage, stage + 1) for stage in range(n - 1)]
-    backward = [(b, a) for a, b in forward]
-    return [
-        _permute(run, rows, "forward", "activations of every tick", forward, ticks),
-        _permute(run, rows, "backward", "gradients of every tick", backward, ticks),
-    ]

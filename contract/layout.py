@@ -1,44 +1,81 @@
-"""Which part of the full model each rank holds. Both sides are held to it, and it puts their shards together again."""
+"""Which part of the full model each rank holds, and what it works on. Both sides are held to it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import lru_cache
+from math import prod
 
 import numpy as np
 
-from contract.problem import Layer, split_slices
+from contract import strategies
+from contract.problem import Layer, split_sizes
+from contract.share import WHOLE, Kept, Part, Pass, Share
 from contract.strategy import Run
 
 
-class Part(NamedTuple):
-    """Layer number `layer` as one rank holds it: the slices that cut w[in, out] and b[out]."""
-
-    layer: int
-    w: tuple[slice, slice]
-    b: tuple[slice]
-
-
-WHOLE = slice(None)
-
-
+@lru_cache(64)
 def layout(run: Run) -> list[list[Part]]:
-    """For each rank, the parts that it holds, in the order of the layers."""
-    return [_parts(run, rank) for rank in range(run.degree)]
+    """For each rank, the parts that it holds, in the order of the layers. The innermost axis cuts first."""
+    return [_parts(run, rank) for rank in range(run.world_size)]
 
 
 def _parts(run: Run, rank: int) -> list[Part]:
-    layers = range(run.problem.layers)
-    if run.strategy == "pipeline_parallel":
-        stage = split_slices(run.problem.layers, run.degree)[rank]
-        return [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in layers[stage]]
-    mine = split_slices(run.problem.width, run.degree)[rank]
-    column, row = ((WHOLE, mine), (mine,)), ((mine, WHOLE), (WHOLE,))
-    if run.strategy == "tensor_parallel":
-        return [Part(i, *column) for i in layers]
-    if run.strategy == "megatron_tensor_parallel":
-        return [Part(i, *(row if i % 2 else column)) for i in layers]
-    return [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in layers]
+    at, unit = run.mesh.coordinates(rank), unit_of(run)
+    parts = [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in range(run.problem.layers)]
+    for axis in reversed(run.axes):
+        parts = strategies.of(axis.strategy).cut(parts, run.problem, axis.size, at[axis.name], unit)
+    return parts
+
+
+def unit_of(run: Run) -> int:
+    """How many layers stay together on a rank."""
+    return max((strategies.of(axis.strategy).UNIT for axis in run.axes), default=1)
+
+
+def share(run: Run, rank: int) -> Share:
+    """What a rank works on in one step."""
+    at, parts = run.mesh.coordinates(rank), tuple(layout(run)[rank])
+    rows = run.problem.batch
+    for axis in run.axes:
+        rows = strategies.of(axis.strategy).rows(rows, axis.size)[at[axis.name]]
+    _, features = kept(run, rank)
+    derived = run.implementation == "annotated"
+    if "pipeline_parallel" not in run.strategies:
+        return Share(run.problem, parts, (Pass(rows),), (rows,), int(features), derived)
+    stages, first = run.size("pipeline_parallel"), at["pp"] == 0
+    if run.implementation == "torch":
+        microbatches = tuple(split_sizes(rows, run.microbatches))
+        passes = [Pass(size, not first, not first) for size in microbatches]
+    else:  # all stages run one program, in every tick, on microbatches of one size; in the first, nothing was received
+        microbatches = (padded_rows(run),) * run.microbatches
+        ticks = run.microbatches + stages - 1
+        passes = [Pass(microbatches[0], True, (derived or 0 < tick) and stages > 1) for tick in range(ticks)]
+    return Share(run.problem, parts, tuple(passes), microbatches, int(features), derived)
+
+
+def batch_shares(run: Run) -> int:
+    """Among how many ranks the rows of the batch are split."""
+    return prod(n for _, n, strategy in run.axes if sum(strategies.of(strategy).rows(n, n)) == n)
+
+
+def padded_rows(run: Run) -> int:
+    """The rows of a microbatch in JAX, where all ranks have as many: those of the largest."""
+    rows = run.problem.batch
+    for axis in run.axes:
+        rows = max(strategies.of(axis.strategy).rows(rows, axis.size))
+    return -(-rows // run.microbatches)
+
+
+def kept(run: Run, rank: int) -> tuple[list[Kept], float]:
+    """Elements a row that each layer of a rank keeps for its backward pass, and those of the loss's residual.
+
+    As a layer in the middle of the model keeps them; `contract.memory` knows the first and the last.
+    """
+    layers, residual = [Kept(run.problem.width, run.problem.width) for _ in layout(run)[rank]], float(run.problem.width)
+    for axis in reversed(run.axes):
+        layers, residual = strategies.of(axis.strategy).kept(layers, residual, axis.size)
+    return layers, residual
 
 
 def names(part: Part) -> tuple[str, str]:

@@ -13,12 +13,12 @@ its input (for dW = X^T dZ) and its pre-activation Z (for gelu'), and of the los
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 
-from contract.layout import layout
+from contract.layout import kept, layout, share
 from contract.optimizer import SLOTS
-from contract.problem import BYTES, split_sizes
+from contract.problem import BYTES
 from contract.strategy import Run
 
 
@@ -41,9 +41,9 @@ def memory(run: Run) -> list[Memory]:
 
     Where JAX runs one program on all stages of a pipeline, every rank holds as many layers as the longest stage.
     """
-    sizes = [_parameters(run, rank) for rank in range(run.degree)]
-    if run.strategy == "pipeline_parallel" and run.implementation != "torch":
-        sizes = [max(sizes)] * run.degree
+    sizes = [_parameters(run, rank) for rank in range(run.world_size)]
+    if "pipeline_parallel" in run.strategies and run.implementation != "torch":
+        sizes = [max(sizes)] * run.world_size
     slots = len(SLOTS[run.optimizer])
     return [Memory(size, size, slots * size, activations(run, rank)) for rank, size in enumerate(sizes)]
 
@@ -61,23 +61,14 @@ def _parameters(run: Run, rank: int) -> int:
 def activations(run: Run, rank: int) -> int:
     """Bytes that one rank keeps for the backward pass. The input of layer 0 is the batch and is not counted.
 
-    single_device, data_parallel: b = B or the rank's share of it: L - 1 inputs and L pre-activations, (2 L - 1) b D e,
-        and the residual, b D c.
-    tensor_parallel: the inputs are gathered, B D e each; the rest is split: (L - 1) B D e + L B D / n e + B D / n c.
-    megatron_tensor_parallel: of each of L / 2 pairs the pre-activation and the activation between the two are split,
-        the input and the pre-activation after the all_reduce are whole: L B D / n e + (L - 1) B D e + B D c.
-    pipeline_parallel: a stage of l layers keeps all m microbatches (GPipe, 1811.06965): 2 l B D e, (2 l - 1) B D e in
-        the first stage; the last one keeps the residual too, B D c.
+    Of each of its layers, as the strategies cut them (`kept` in `contract.strategies`), for all rows that it works on:
+    single_device keeps L - 1 inputs and L pre-activations, (2 L - 1) B D e, and the residual, B D c; tensor_parallel
+    (L - 1) B D e + L B D / n e + B D / n c; megatron_tensor_parallel L B D / n e + (L - 1) B D e + B D c. The first
+    stage of a pipeline keeps no input of its first layer, and only the last one the residual.
     """
-    problem, n = run.problem, run.degree
-    e, c = BYTES[problem.dtype], 8 if problem.dtype == "float64" else 4
-    layers, whole = problem.layers, problem.batch * problem.width
-    if run.strategy == "tensor_parallel":
-        return (layers - 1) * whole * e + layers * whole // n * e + whole // n * c
-    if run.strategy == "megatron_tensor_parallel":
-        return layers * whole // n * e + (layers - 1) * whole * e + whole * c
-    if run.strategy == "pipeline_parallel":
-        mine = split_sizes(layers, n)[rank]
-        return (2 * mine - (rank == 0)) * whole * e + (whole * c if rank == n - 1 else 0)
-    rows = split_sizes(problem.batch, n)[rank] * problem.width
-    return (2 * layers - 1) * rows * e + rows * c
+    problem, mine = run.problem, share(replace(run, implementation="torch"), rank)
+    e, c, rows = BYTES[problem.dtype], BYTES[mine.loss_dtype], sum(mine.microbatches)
+    layers, residual = kept(run, rank)
+    first, last = mine.parts[0].layer == 0, mine.parts[-1].layer == problem.layers - 1
+    elements = sum(layer.preactivation + layer.input for layer in layers) - (layers[0].input if first else 0)
+    return round(rows * (elements * e + (residual * c if last else 0)))

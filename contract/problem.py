@@ -88,3 +88,22 @@ def pad_batch(batch: Batch, parts: int) -> Batch:
         return np.concatenate([np.pad(s, ((0, size - len(s)), (0, 0))) for s in shares])
 
     return Batch(*map(pad, batch))
+
+
+def split_microbatches(batch: Batch, shares: int, microbatches: int) -> Batch:
+    """The batch in microbatches of one size, each of `shares` equal shares: [B, ...] -> [m, shares * b, ...].
+
+    Each share of `split_slices` is split into its own microbatches, as the ranks of data_parallel split theirs; rows of
+    zeros, whose weight is 0, fill up the smaller ones.
+    """
+    rows = len(batch.x)
+    size = -(-(-(-rows // shares)) // microbatches)
+
+    def arranged(a: np.ndarray) -> np.ndarray:
+        out = np.zeros((microbatches, shares, size, *a.shape[1:]), a.dtype)
+        for s, share in enumerate(split_slices(rows, shares)):
+            for m, one in enumerate(split_slices(share.stop - share.start, microbatches)):
+                out[m, s, : one.stop - one.start] = a[share][one]
+        return out.reshape(microbatches, shares * size, *a.shape[1:])
+
+    return Batch(*map(arranged, batch))

@@ -116,8 +116,8 @@ def worst(got: RunResult, want: RunResult, claim: str) -> str:
 
 def wrong_shards(run: Run, got: RunResult) -> list[str]:
     """Every rank must hold the parameters that the layout gives it, all of them in the run's dtype."""
-    if len(got.shards) != run.degree:
-        return [f"shards: {len(got.shards)} ranks reported theirs, not {run.degree}"]
+    if len(got.shards) != run.world_size:
+        return [f"shards: {len(got.shards)} ranks reported theirs, not {run.world_size}"]
     failures = []
     for rank, parts in enumerate(layout(run)):
         held, due = got.shards[rank], {name for part in parts for name in names(part)}

@@ -14,13 +14,18 @@ from typing import NamedTuple
 
 
 class Action(NamedTuple):
-    """Forward or backward pass of one microbatch through one stage. Prints as F0, B3."""
+    """One pass of one microbatch through one chunk of one stage's layers. Prints as F0, B3; of chunk 1 as F0.1.
 
-    kind: str  # "forward" or "backward"
+    kind: "forward" or "backward". chunk: of a stage that holds several parts of the model; 0 where it holds one.
+    """
+
+    kind: str
+    stage: int
+    chunk: int
     microbatch: int
 
     def __str__(self) -> str:
-        return f"{self.kind[0].upper()}{self.microbatch}"
+        return f"{self.kind[0].upper()}{self.microbatch}{f'.{self.chunk}' if self.chunk else ''}"
 
 
 Schedule = tuple[tuple[Action | None, ...], ...]  # schedule[tick][stage]
@@ -38,7 +43,8 @@ def gpipe(stages: int, microbatches: int) -> Schedule:
     ticks = range(microbatches + stages - 1)
 
     def row(kind: str, starts: list[int], tick: int) -> tuple[Action | None, ...]:
-        return tuple(Action(kind, tick - s) if 0 <= tick - s < microbatches else None for s in starts)
+        passes = [(stage, tick - start) for stage, start in enumerate(starts)]
+        return tuple(Action(kind, stage, 0, m) if 0 <= m < microbatches else None for stage, m in passes)
 
     down = list(range(stages))  # stage s starts s ticks after stage 0; backward, s ticks after the last stage
     return tuple(row("forward", down, t) for t in ticks) + tuple(row("backward", down[::-1], t) for t in ticks)
@@ -78,31 +84,32 @@ def check(schedule: Schedule, microbatches: int) -> None:
     and the forward pass on s, each in an earlier tick. Every stage runs every pass exactly once.
     """
     stages = len(schedule[0])
-    done: dict[tuple[str, int, int], int] = {}  # (kind, microbatch, stage) -> tick
+    done: dict[Action, int] = {}  # -> tick
     for tick, row in enumerate(schedule):
         if len(row) != stages:
             raise ValueError(f"tick {tick} has {len(row)} stages, tick 0 has {stages}")
         for stage, action in enumerate(row):
             if action is None:
                 continue
-            key = (action.kind, action.microbatch, stage)
-            if key in done:
-                raise ValueError(f"{action} runs twice on stage {stage}: in ticks {done[key]} and {tick}")
-            for need in _needs(action, stage, stages):
+            if action.stage != stage:
+                raise ValueError(f"tick {tick}: {action} of stage {action.stage} is on stage {stage}")
+            if action in done:
+                raise ValueError(f"{action} runs twice on stage {stage}: in ticks {done[action]} and {tick}")
+            for need in _needs(action, stages):
                 if done.get(need, tick) >= tick:
-                    before = Action(need[0], need[1])
-                    raise ValueError(f"tick {tick}: {action} on stage {stage} runs before {before} on stage {need[2]}")
-            done[key] = tick
-    wanted = {(k, m, s) for k in ("forward", "backward") for m in range(microbatches) for s in range(stages)}
+                    raise ValueError(f"tick {tick}: {action} on stage {stage} runs before {need} on stage {need.stage}")
+            done[action] = tick
+    kinds = ("forward", "backward")
+    wanted = {Action(k, s, 0, m) for k in kinds for m in range(microbatches) for s in range(stages)}
     if missing := sorted(wanted - done.keys()):
-        kind, microbatch, stage = missing[0]
-        raise ValueError(f"{len(missing)} passes are missing, first {Action(kind, microbatch)} on stage {stage}")
+        raise ValueError(f"{len(missing)} passes are missing, first {missing[0]} on stage {missing[0].stage}")
     if extra := sorted(done.keys() - wanted):
-        raise ValueError(f"unknown pass {Action(*extra[0][:2])} on stage {extra[0][2]} of {microbatches} microbatches")
+        raise ValueError(f"unknown pass {extra[0]} on stage {extra[0].stage} of {microbatches} microbatches")
 
 
-def _needs(action: Action, stage: int, stages: int) -> list[tuple[str, int, int]]:
+def _needs(action: Action, stages: int) -> list[Action]:
+    """What must be done before."""
     if action.kind == "forward":
-        return [("forward", action.microbatch, stage - 1)] if stage else []
-    needs = [("forward", action.microbatch, stage)]
-    return [*needs, ("backward", action.microbatch, stage + 1)] if stage + 1 < stages else needs
+        return [action._replace(stage=action.stage - 1)] if action.stage else []
+    later = [action._replace(stage=action.stage + 1)] if action.stage + 1 < stages else []
+    return [action._replace(kind="forward"), *later]

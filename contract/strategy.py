@@ -1,27 +1,34 @@
 """What to run, what comes out, and the names that a strategy module has on every side.
 
-A strategy is a module. On all three sides it has the same names in the same order, so that a diff of two files shows
-only how they communicate:
+A strategy is a module, about one axis of a mesh. A run has axes as data, outermost first, each with its strategy: one
+strategy is the case of one axis, `single_device` that of none. On all sides a strategy has the same names in the same
+order, so that a diff of two files shows only how they communicate; it leaves out a name where it changes nothing:
 
-    AXIS                                    the mesh axis that it uses
-    split_params(params, mesh, run)         the full parameters -> this side's shards of them
-    split_batch(batch, mesh, run)           the global batch -> this side's shards of it
-    loss(params, batch, mesh, run)          the global loss
-    loss_and_grads(params, batch, mesh, run)    the global loss, and gradients split as the parameters are
+    AXIS                            the mesh axis that it uses
+    split_params(params, mesh)      cuts the parameters that it is given: the innermost strategy cuts first
+    split_batch(batch, mesh)        cuts the batch that it is given: the outermost strategy cuts first
+    weights(layer, mesh)            a layer as it is used, from the shards of it that a rank holds
+    forward(params, x, mesh)        of a strategy that cuts inside of a layer: what a layer computes
+    execute(...)                    of a strategy that runs layers on different ranks: the order of execution
+    total(share, mesh)              this axis's part of the sum that is the loss
 
-On the torch side the functions run in every rank and see that rank's shards. On the JAX side they run once and see
-arrays whose shards lie on the devices of the mesh.
+In torch_impl these are functions that every rank runs on its shards. In jax_impl/shard_map the two cuts are specs, as
+data. In jax_impl/annotated a strategy is RULES alone. `compose` on each side makes one training step of several.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
+from contract import strategies
 from contract.optimizer import OPTIMIZERS
-from contract.problem import DTYPES, Batch, Layer, Problem
+from contract.problem import DTYPES, Layer, Problem
+from contract.share import Asked
+from shardiff.mesh import Mesh
+from shardiff.mesh import parse as parse_mesh
 
 IMPLEMENTATIONS = ("torch", "shard_map", "annotated")
 STRATEGIES = ("data_parallel", "tensor_parallel", "megatron_tensor_parallel", "pipeline_parallel")
@@ -32,35 +39,64 @@ AXES = {
     "megatron_tensor_parallel": "tp",
     "pipeline_parallel": "pp",
 }
+USUAL = {"dp": "data_parallel", "tp": "megatron_tensor_parallel", "pp": "pipeline_parallel"}  # an axis's strategy
 DEVICES = ("auto", "cpu", "cuda")
 
 
-class Strategy(Protocol):
-    """The interface of a strategy module; see the head of this file."""
+class Axis(NamedTuple):
+    """One axis of a run's mesh: `dp` of 4 ranks, used by data_parallel."""
 
-    AXIS: str | None
+    name: str
+    size: int
+    strategy: str
 
-    def split_params(self, params: list[Layer], mesh: Any, run: Run) -> Any: ...
 
-    def split_batch(self, batch: Batch, mesh: Any, run: Run) -> Batch: ...
+Axes = tuple[Axis, ...]  # outermost first
 
-    def loss(self, params: Any, batch: Batch, mesh: Any, run: Run) -> Any: ...
 
-    def loss_and_grads(self, params: Any, batch: Batch, mesh: Any, run: Run) -> tuple[Any, Any]: ...
+def one_axis(strategy: str, size: int) -> Axes:
+    """The axes of a run of one strategy; of single_device, none."""
+    if strategy not in AXES:
+        raise ValueError(f"unknown strategy {strategy!r}; known: {', '.join(AXES)}")
+    if (name := AXES[strategy]) is not None:
+        return (Axis(name, size, strategy),)
+    if size != 1:
+        raise ValueError(f"single_device runs on 1 rank, got degree {size}")
+    return ()
+
+
+def parse_axes(mesh: str, strategies: tuple[str, ...] = ()) -> Axes:
+    """`dp=2,tp=4` as axes. strategies: of the axes that are not to have their usual one (see USUAL).
+
+    Raises ValueError, one line: what is wrong and what would be right.
+    """
+    chosen = dict(USUAL)
+    for strategy in strategies:
+        if strategy not in AXES or (axis := AXES[strategy]) is None:
+            raise ValueError(f"unknown strategy {strategy!r} for a mesh; known: {', '.join(STRATEGIES)}")
+        chosen[axis] = strategy
+    sizes = parse_mesh(mesh).axes
+    for name, _ in sizes:
+        if name not in USUAL:
+            raise ValueError(f"unknown axis {name!r} in the mesh {mesh!r}; known: {', '.join(USUAL)}")
+    names = [name for name, _ in sizes]
+    for strategy in strategies:
+        if AXES[strategy] not in names:
+            raise ValueError(f"{strategy} needs the axis {AXES[strategy]}, which the mesh {mesh!r} does not have")
+    return tuple(Axis(name, size, chosen[name]) for name, size in sizes)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training run: strategy `strategy` over `degree` ranks, `steps` steps on `problem`.
+    """One training run: `steps` steps on `problem`, over the ranks of `axes`.
 
-    microbatches: pipeline_parallel only. overlap: data_parallel in torch only; False all-reduces each gradient after
-    the backward pass instead of in buckets during it. device: "cpu", "cuda", or "auto" (CUDA where there are as many
-    GPUs as ranks).
+    microbatches: of pipeline_parallel. overlap: of data_parallel in torch; False all-reduces each gradient in the
+    backward pass by itself, instead of in buckets beside it. device: "cpu", "cuda", or "auto" (CUDA where there are as
+    many GPUs as ranks). Raises ValueError, one line, for what cannot work.
     """
 
     implementation: str = "torch"
-    strategy: str = "data_parallel"
-    degree: int = 4
+    axes: Axes = field(default_factory=lambda: one_axis("data_parallel", 4))
     problem: Problem = field(default_factory=Problem)
     optimizer: str = "adamw"
     steps: int = 3
@@ -73,9 +109,28 @@ class Run:
             raise ValueError(problem)
 
     @property
-    def mesh(self) -> str:
-        """The mesh as the tables print it: `tp=4`."""
-        return f"{AXES[self.strategy]}={self.degree}" if AXES[self.strategy] else "1"
+    def mesh(self) -> Mesh:
+        """The ranks on their axes; prints as the tables show it: `dp=2,tp=4`, and `1` for a single device."""
+        return Mesh(tuple((axis.name, axis.size) for axis in self.axes))
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.mesh.size
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """The strategies of the axes, outermost first."""
+        return tuple(axis.strategy for axis in self.axes)
+
+    @property
+    def strategy(self) -> str:
+        """The strategies in one word, for tables and messages: `data_parallel x tensor_parallel`."""
+        return " x ".join(self.strategies) or "single_device"
+
+    def size(self, strategy: str) -> int:
+        """Ranks along the axis of this strategy; 1 where the run does not use it."""
+        return next((axis.size for axis in self.axes if axis.strategy == strategy), 1)
 
 
 @dataclass(frozen=True)
@@ -111,16 +166,16 @@ def impossible(run: Run) -> str | None:
     """Why a run cannot work, in one line with the numbers and what would be right; None if it can."""
     for name, value, known in (
         ("implementation", run.implementation, IMPLEMENTATIONS),
-        ("strategy", run.strategy, tuple(AXES)),
+        *(("strategy", axis.strategy, STRATEGIES) for axis in run.axes),
         ("dtype", run.problem.dtype, DTYPES),
         ("optimizer", run.optimizer, OPTIMIZERS),
         ("device", run.device, DEVICES),
     ):
         if value not in known:
             return f"unknown {name} {value!r}; known: {', '.join(known)}"
-    problem, n = run.problem, run.degree
+    problem = run.problem
     for name, value in (
-        ("degree", n),
+        *(("degree" if len(run.axes) == 1 else f"axis {axis.name}", axis.size) for axis in run.axes),
         ("batch", problem.batch),
         ("width", problem.width),
         ("layers", problem.layers),
@@ -131,17 +186,14 @@ def impossible(run: Run) -> str | None:
             return f"{name} must be at least 1, got {value}"
     if problem.seed < 0:
         return f"seed must be at least 0, got {problem.seed}"
-    if run.strategy == "single_device" and n != 1:
-        return f"single_device runs on 1 rank, got degree {n}"
-    if run.strategy == "data_parallel" and problem.batch < n:
-        return f"data_parallel over {n} ranks needs a batch of at least {n}, got {problem.batch}"
-    if AXES[run.strategy] == "tp" and problem.width % n:
-        return f"{run.strategy} needs a width divisible by its degree: width {problem.width}, degree {n}"
-    if run.strategy == "megatron_tensor_parallel" and problem.layers % 2:
-        return f"megatron_tensor_parallel splits layers in pairs and needs an even number, got {problem.layers}"
-    if run.strategy == "pipeline_parallel":
-        if problem.layers < n:
-            return f"pipeline_parallel over {n} stages needs at least {n} layers, got {problem.layers}"
-        if run.microbatches > problem.batch:
-            return f"{run.microbatches} microbatches need a batch of at least {run.microbatches}, got {problem.batch}"
-    return None
+    names = [axis.name for axis in run.axes]
+    for axis in run.axes:
+        if names.count(axis.name) > 1:
+            return f"axis {axis.name} is named twice in the mesh"
+        if AXES[axis.strategy] != axis.name:
+            return f"{axis.strategy} uses the axis {AXES[axis.strategy]}, not {axis.name}"
+    rows, unit = problem.batch, max((strategies.of(axis.strategy).UNIT for axis in run.axes), default=1)
+    for axis in run.axes:
+        rows = min(strategies.of(axis.strategy).rows(rows, axis.size))
+    asked = Asked(problem, run.microbatches, rows, unit)
+    return next((flaw for a in run.axes if (flaw := strategies.of(a.strategy).refusal(asked, a.size))), None)

@@ -6,14 +6,15 @@ in pairs as in Megatron's MLP: an even one goes "up" (up_in -> up_out), an odd o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from contract.problem import Batch, Layer, split_slices
 
@@ -57,32 +58,39 @@ def squared_error(out: Array, batch: Batch) -> Array:
     return jnp.sum(batch.weight * jnp.square(residual))
 
 
-def annotations(params: list[Layer], rules: Mapping[str, str]) -> list[Layer]:
-    """The PartitionSpec of every parameter, from its logical axis names and `rules`; axes without a rule are whole."""
+def forward(params: Iterable[Layer], x: Array) -> Array:
+    """The layers as a single device computes them, and every strategy that cuts nothing inside of a layer."""
+    for w, b in params:
+        x = gelu(x @ w + b)  # Y[B, F] = X[B, D] @ W[D, F]
+    return x
+
+
+def annotations(layers: int, rules: Mapping[str, Any], stages: int | None = None) -> list[Layer]:
+    """The PartitionSpec of every parameter, from its logical axis names and `rules`; axes without a rule are whole.
+
+    stages: of a pipeline, over which every parameter is stacked.
+    """
     every = tuple((name, rules.get(name)) for name in LOGICAL_AXES)
-    model = nnx.eval_shape(lambda: MLP(params))
+    stack = () if stages is None else (stages,)
+    shapes = Layer(jax.ShapeDtypeStruct((*stack, 1, 1), jnp.float32), jax.ShapeDtypeStruct((*stack, 1), jnp.float32))
+    model = nnx.eval_shape(lambda params: MLP(params), [shapes] * layers)
     with nnx.logical_axis_rules(every):
         specs = nnx.get_partition_spec(nnx.state(model))
-    return [Layer(specs["layers"][i]["w"].get_value(), specs["layers"][i]["b"].get_value()) for i in range(len(params))]
+    return [Layer(specs["layers"][i]["w"].get_value(), specs["layers"][i]["b"].get_value()) for i in range(layers)]
 
 
-def batch_annotations(rules: Mapping[str, str]) -> Batch:
+def batch_annotations(rules: Mapping[str, Any]) -> Batch:
     """The PartitionSpecs of x[batch, up_in], y[batch, features] and weight[batch, 1]."""
     rows = rules.get("batch")
     return Batch(PartitionSpec(rows), PartitionSpec(rows, rules.get("features")), PartitionSpec(rows))
 
 
-def place(tree, specs, mesh: Mesh):
-    """Arrays on the devices of `mesh`, each split as its PartitionSpec says."""
-    return jax.device_put(tree, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
-
-
-def stack_stages(params: list[Layer], stages: int) -> list[Layer]:
+def stack_stages(params: list[Layer], stages: int, unit: int = 1) -> list[Layer]:
     """Layer j of every stage stacked over stages: w[D, D] -> w[stages, D, D], for as many j as the longest stage has.
 
-    A stage with fewer layers is filled up with zeros, which `is_layer` tells apart.
+    unit: layers that stay together. A stage with fewer is filled up with zeros, which `is_layer` tells apart.
     """
-    split = [params[s] for s in split_slices(len(params), stages)]
+    split = [params[s.start * unit : s.stop * unit] for s in split_slices(len(params) // unit, stages)]
     longest = len(split[0])
     zeros = Layer(*map(np.zeros_like, params[0]))
     return [
@@ -95,8 +103,3 @@ def is_layer(num_layers: int, stages: int) -> np.ndarray:
     """[stages, longest] bool: whether stage s has a layer j."""
     sizes = [s.stop - s.start for s in split_slices(num_layers, stages)]
     return np.arange(max(sizes)) < np.array(sizes)[:, None]
-
-
-def split_microbatches(batch: Batch, microbatches: int) -> Batch:
-    """[m b, D] -> [m, b, D] of each array, for a batch that `pad_batch` has made divisible."""
-    return Batch(*(a.reshape(microbatches, -1, a.shape[-1]) for a in batch))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from contract.layout import layout, merge, names
 from contract.optimizer import SLOTS, AdamW, Sgd
 from contract.problem import Batch, Layer
-from contract.strategy import AXES, Run, RunResult, Shard
+from contract.strategy import Run, RunResult, Shard
+from jax_impl.compose import load, loss_and_grads, pipeline_of, split_batch, split_params
+from jax_impl.mesh import make_mesh
 from shardiff.ranks.jax_devices import devices
 
 STATE_KEYS = {"momentum": "trace", "m": "mu", "v": "nu"}  # our slots -> optax's
@@ -31,16 +32,15 @@ def run(run: Run) -> RunResult:
 
 def train(run: Run) -> RunResult:
     """The loop itself; precision is the caller's."""
-    strategy = load(run)
-    mesh = make_mesh(run, devices(run.degree, run.device))
-    params = make_params(strategy, mesh, run)
+    mesh = make_mesh(run, devices(run.world_size, run.device))
+    params = make_params(mesh, run)
     optimizer = make_optimizer(run)
-    step = compile_step(strategy, mesh, run, optimizer, params)
+    step = compile_step(mesh, run, optimizer, params)
     state = jax.jit(optimizer.init, out_shardings=state_shardings(optimizer, params, mesh))(params)
 
     losses, grad_norms, digests, first_grads = [], [], [shard_digests(params, mesh, run)], []
     for i in range(run.steps):
-        loss, grads, params, state = step(params, state, make_batch(strategy, mesh, run, i))
+        loss, grads, params, state = step(params, state, make_batch(mesh, run, i))
         losses.append(float(loss))
         grads = to_numpy(grads, mesh, run)
         grad_norms.append(np.sqrt(sum(np.sum(np.square(a, dtype=np.float64)) for layer in grads for a in layer)))
@@ -59,28 +59,18 @@ def train(run: Run) -> RunResult:
     )
 
 
-def load(run: Run) -> Any:
-    """The strategy's module."""
-    return importlib.import_module(f"jax_impl.{run.implementation}.{run.strategy}")
-
-
-def make_mesh(run: Run, devices: list[Any]) -> Mesh:
-    """A mesh of one axis over `devices`, whose shardings the compiler propagates (Auto), not the type system."""
-    return jax.make_mesh((run.degree,), (AXES[run.strategy] or "one",), axis_types=(AxisType.Auto,), devices=devices)
-
-
-def make_params(strategy: Any, mesh: Mesh, run: Run) -> list[Layer]:
+def make_params(mesh: Mesh, run: Run) -> list[Layer]:
     """The initial parameters on the devices of the mesh, split as the strategy says."""
     full = [Layer(*(cast(a, run.problem.dtype) for a in layer)) for layer in run.problem.parameters()]
-    return strategy.split_params(full, mesh, run)
+    return split_params(full, mesh, run)
 
 
-def make_batch(strategy: Any, mesh: Mesh, run: Run, step: int) -> Batch:
+def make_batch(mesh: Mesh, run: Run, step: int) -> Batch:
     """A step's batch, split as the strategy says. The weights, hence the loss, are in float32 at least."""
     x, y, weight = run.problem.data(step)
     dtype = run.problem.dtype
     full = Batch(cast(x, dtype), cast(y, dtype), cast(weight, "float64" if dtype == "float64" else "float32"))
-    return strategy.split_batch(full, mesh, run)
+    return split_batch(full, mesh, run)
 
 
 def make_optimizer(run: Run) -> optax.GradientTransformation:
@@ -92,11 +82,11 @@ def make_optimizer(run: Run) -> optax.GradientTransformation:
     return optax.adamw(adamw.lr, adamw.b1, adamw.b2, adamw.eps, weight_decay=adamw.weight_decay)
 
 
-def make_step(strategy: Any, mesh: Mesh, run: Run, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
+def make_step(mesh: Mesh, run: Run, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
     """One training step, not yet compiled: (params, state, batch) -> (loss, grads, params, state)."""
 
     def step(params: list[Layer], state: Any, batch: Batch) -> tuple[Any, list[Layer], list[Layer], Any]:
-        loss, grads = strategy.loss_and_grads(params, batch, mesh, run)
+        loss, grads = loss_and_grads(params, batch, mesh, run)
         updates, state = optimizer.update(grads, state, params)
         return loss, grads, optax.apply_updates(params, updates), state
 
@@ -104,14 +94,14 @@ def make_step(strategy: Any, mesh: Mesh, run: Run, optimizer: optax.GradientTran
 
 
 def compile_step(
-    strategy: Any, mesh: Mesh, run: Run, optimizer: optax.GradientTransformation, params: list[Layer]
+    mesh: Mesh, run: Run, optimizer: optax.GradientTransformation, params: list[Layer]
 ) -> Callable[..., Any]:
     """The step under jit, with the shardings of everything stated, and the memory of what it replaces given back."""
     of_params = jax.tree.map(lambda p: p.sharding, params)
     of_state = state_shardings(optimizer, params, mesh)
-    of_batch = jax.tree.map(lambda a: a.sharding, make_batch(strategy, mesh, run, 0))
+    of_batch = jax.tree.map(lambda a: a.sharding, make_batch(mesh, run, 0))
     return jax.jit(
-        make_step(strategy, mesh, run, optimizer),
+        make_step(mesh, run, optimizer),
         in_shardings=(of_params, of_state, of_batch),
         out_shardings=(NamedSharding(mesh, P()), of_params, of_params, of_state),
         donate_argnums=(0, 1),
@@ -133,12 +123,12 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
 
 def local_layers(params: list[Layer], mesh: Mesh, run: Run, rank: int) -> list[Layer]:
     """What one rank holds, as NumPy arrays in the order of `contract.layout`; without what only fills up a stack."""
-    device = mesh.devices.flat[rank]
+    device, stacked = mesh.devices.flat[rank], pipeline_of(load(run)) is not None
 
     def local(array: jax.Array) -> np.ndarray:
         shard = next(s for s in array.addressable_shards if s.device == device)
         data = np.asarray(shard.data)
-        return data[0] if run.strategy == "pipeline_parallel" else data
+        return data[0] if stacked else data
 
     return [Layer(*map(local, layer)) for _, layer in zip(layout(run)[rank], params, strict=False)]
 
@@ -149,7 +139,9 @@ def to_numpy(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
     def widen(a: np.ndarray) -> np.ndarray:
         return a.astype(np.float32) if a.dtype == jnp.bfloat16 else a
 
-    return merge(run, [[Layer(*map(widen, x)) for x in local_layers(params, mesh, run, r)] for r in range(run.degree)])
+    return merge(
+        run, [[Layer(*map(widen, x)) for x in local_layers(params, mesh, run, r)] for r in range(run.world_size)]
+    )
 
 
 def shard_digests(params: list[Layer], mesh: Mesh, run: Run) -> list[dict[str, str]]:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from contract import reference
-from contract.strategy import Run, RunResult
+from contract.strategy import Run, RunResult, one_axis
 from shardiff.ranks import jax_devices as devices
 from shardiff.ranks.torch_pool import Workers, workers
 from shardiff.system.machine import num_gpus
@@ -38,8 +38,8 @@ Execute = Callable[[Run], RunResult]
 
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Workers]:
-    """Worker processes on the CPU for calls of up to 4 ranks."""
-    with workers(4, "cpu", timeout=60) as started:
+    """Worker processes on the CPU for calls of up to 8 ranks."""
+    with workers(8, "cpu", timeout=60) as started:
         yield started
 
 
@@ -56,10 +56,10 @@ def execute(pool: Workers) -> Execute:
     steps: dict[Any, Any] = {}
     compile_step = jax_train.compile_step
 
-    def compile_once(strategy: Any, mesh: Any, run: Run, *rest: Any) -> Any:
-        key = strategy, mesh, replace(run, steps=1)
+    def compile_once(mesh: Any, run: Run, *rest: Any) -> Any:
+        key = mesh, replace(run, steps=1)
         if key not in steps:
-            steps[key] = quickly(compile_step(strategy, mesh, run, *rest))
+            steps[key] = quickly(compile_step(mesh, run, *rest))
         return steps[key]
 
     def result(run: Run) -> RunResult:
@@ -78,7 +78,7 @@ def reference_of() -> Execute:
     results: dict[Run, RunResult] = {}
 
     def result(run: Run) -> RunResult:
-        key = replace(run, implementation="torch", strategy="single_device", degree=1, microbatches=1, overlap=True)
+        key = replace(run, implementation="torch", axes=one_axis("single_device", 1), microbatches=1, overlap=True)
         key = replace(key, problem=replace(run.problem, dtype="float64"))
         if key not in results:
             results[key] = reference.run(key)

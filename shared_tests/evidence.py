@@ -10,18 +10,18 @@ import numpy as np
 
 from contract.layout import cut, layout, names
 from contract.proof import prove
-from contract.strategy import Run, RunResult
+from contract.strategy import Run, RunResult, one_axis
 
 
 def single_device(run: Run) -> Run:
     """The run of the same implementation on one device, where nothing is communicated."""
-    return replace(run, strategy="single_device", degree=1, microbatches=1, overlap=True)
+    return replace(run, axes=one_axis("single_device", 1), microbatches=1, overlap=True)
 
 
 def label(run: Run) -> str:
     """A run as the id of a test."""
     sizes = run.problem
-    parts = [run.implementation, run.strategy, run.mesh, sizes.dtype, run.optimizer]
+    parts = [run.implementation, run.strategy, str(run.mesh), sizes.dtype, run.optimizer]
     parts += [f"B{sizes.batch}", f"L{sizes.layers}"]
     if run.strategy == "pipeline_parallel":
         parts.append(f"m{run.microbatches}")

@@ -25,11 +25,11 @@ def looking(train: ModuleType, every: int) -> Iterator[list[Look]]:
     looks: list[Look] = []
     process, make_batch = psutil.Process(), train.make_batch
 
-    def look_and_make_batch(strategy: Any, mesh: Any, run: Any, step: int, *rest: Any) -> Any:
+    def look_and_make_batch(mesh: Any, run: Any, step: int, *rest: Any) -> Any:
         if step % every == 0 and (not looks or looks[-1].step != step):
             sockets = len(process.net_connections("all"))
             looks.append(Look(step, process.memory_info().rss, process.num_fds(), sockets))
-        return make_batch(strategy, mesh, run, step, *rest)
+        return make_batch(mesh, run, step, *rest)
 
     train.make_batch = look_and_make_batch
     try:

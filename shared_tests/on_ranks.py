@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
-from contract.strategy import AXES, Run
+from contract.strategy import Run
 from shared_tests.looks import Look, looking
 from shared_tests.meta.edited import Edit, put_in_place
 
@@ -25,10 +24,9 @@ def train_edited(device: torch.device, run: Run, module: str, edits: Sequence[Ed
 
 def train_with_buckets(device: torch.device, run: Run, limit: int) -> Any:
     """`torch_impl.train.train` with data_parallel's buckets of `limit` bytes."""
-    from torch_impl import train
-    from torch_impl.explicit import data_parallel
+    from torch_impl import buckets, train
 
-    data_parallel.make_buckets = functools.partial(data_parallel.make_buckets, limit=limit)
+    buckets.make_buckets = functools.partial(buckets.make_buckets, limit=limit)
     return train.train(device, run)
 
 
@@ -42,12 +40,12 @@ def train_looking(device: torch.device, run: Run, every: int) -> tuple[Any, list
 
 def loss_alone(device: torch.device, run: Run) -> float:
     """What the strategy's `loss` gives on the initial parameters and the first batch."""
-    from torch_impl import train
+    from torch_impl import compose, train
+    from torch_impl.mesh import make_mesh
 
-    strategy = importlib.import_module(f"torch_impl.explicit.{run.strategy}")
-    mesh = init_device_mesh(device.type, (run.degree,), mesh_dim_names=(AXES[run.strategy] or "one",))
-    params = train.make_params(strategy, mesh, run, device)
-    return strategy.loss(params, train.make_batch(strategy, mesh, run, 0, device), mesh, run).item()
+    mesh = make_mesh(run, device)
+    params = train.make_params(mesh, run, device)
+    return compose.loss(params, train.make_batch(mesh, run, 0, device), mesh, run).item()
 
 
 Value = tuple[str, np.ndarray] | None  # dtype and values; bfloat16 is widened to float32

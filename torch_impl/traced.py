@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-
 import torch
 import torch._dynamo
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from contract.layout import layout
 from contract.layout import names as names_of
 from contract.problem import Layer
-from contract.strategy import AXES, Run
-from shardiff.mesh import Mesh
+from contract.strategy import Run
 from shardiff.ranks.torch_pool import Workers, run_on_ranks
 from shardiff.record import Record
 from shardiff.tracing.calls import Call
 from shardiff.tracing.merge import merge
 from shardiff.tracing.tracer import capture
+from torch_impl.compose import loss_and_grads, split_params
+from torch_impl.mesh import make_mesh
 from torch_impl.train import make_batch, make_leaves
 
 
@@ -28,26 +26,24 @@ def trace_run(run: Run, workers: Workers | None = None) -> list[Record]:
     Raises MismatchError if the ranks disagree.
     """
     if workers is None:
-        ranks = run_on_ranks(trace_rank, run, world_size=run.degree, device=run.device)
+        ranks = run_on_ranks(trace_rank, run, world_size=run.world_size, device=run.device)
     else:
-        ranks = workers.call(trace_rank, run, world_size=run.degree)
-    axis = AXES[run.strategy]
-    return Mesh(((axis, run.degree),) if axis else ()).named(merge(ranks))
+        ranks = workers.call(trace_rank, run, world_size=run.world_size)
+    return run.mesh.named(merge(ranks))
 
 
 def trace_rank(device: torch.device, run: Run) -> list[Call]:
     """What every rank runs: the calls of one loss_and_grads."""
-    strategy = importlib.import_module(f"torch_impl.explicit.{run.strategy}")
-    mesh = init_device_mesh(device.type, (run.degree,), mesh_dim_names=(AXES[run.strategy] or "one",))
+    mesh = make_mesh(run, device)
     d, dtype = run.problem.width, getattr(torch, run.problem.dtype)
     zero = torch.zeros((), dtype=dtype)  # what is sent does not depend on values, and a full model costs time to draw
     full = [Layer(zero.expand(d, d), zero.expand(d)) for _ in range(run.problem.layers)]
-    params = make_leaves(strategy.split_params(full, mesh, run), device)
-    batch = make_batch(strategy, mesh, run, 0, device)
+    params = make_leaves(split_params(full, mesh, run), device)
+    batch = make_batch(mesh, run, 0, device)
     parts = layout(run)[dist.get_rank()]
     named = dict(
         pair for part, layer in zip(parts, params, strict=True) for pair in zip(names_of(part), layer, strict=True)
     )
     with capture(named) as calls:
-        strategy.loss_and_grads(params, batch, mesh, run)
+        loss_and_grads(params, batch, mesh, run)
     return calls

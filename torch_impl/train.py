@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from contract.layout import layout, merge, names, owned
 from contract.optimizer import SLOTS, AdamW, Sgd
 from contract.problem import Batch, Layer
-from contract.strategy import AXES, Run, RunResult, Shard
+from contract.strategy import Run, RunResult, Shard
 from shardiff.ranks.torch_pool import Workers, report_phase, run_on_ranks
+from torch_impl.compose import loss_and_grads, split_batch, split_params
+from torch_impl.mesh import Mesh, make_mesh
 
 STATE_KEYS = {"momentum": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}  # our slots -> torch.optim's
 
@@ -41,9 +40,9 @@ def run(run: Run, workers: Workers | None = None) -> RunResult:
     workers: a pool to run in; without one, the processes that torchrun started, else new ones for this run alone.
     """
     if workers is None:
-        ranks = run_on_ranks(train, run, world_size=run.degree, device=run.device)
+        ranks = run_on_ranks(train, run, world_size=run.world_size, device=run.device)
     else:
-        ranks = workers.call(train, run, world_size=run.degree)
+        ranks = workers.call(train, run, world_size=run.world_size)
     return assemble(run, ranks)
 
 
@@ -66,14 +65,13 @@ def assemble(run: Run, ranks: list[RankResult]) -> RunResult:
 
 
 def train(device: torch.device, run: Run) -> RankResult:
-    """What every rank runs, inside a process group of run.degree ranks."""
-    strategy = importlib.import_module(f"torch_impl.explicit.{run.strategy}")
+    """What every rank runs, inside a process group of run.world_size ranks."""
     torch.set_float32_matmul_precision("highest")  # float32 means float32: no TF32
-    mesh = init_device_mesh(device.type, (run.degree,), mesh_dim_names=(AXES[run.strategy] or "one",))
+    mesh = make_mesh(run, device)
     rank = dist.get_rank()
     parts, owns = layout(run)[rank], owned(run)[rank]
 
-    params = make_params(strategy, mesh, run, device)
+    params = make_params(mesh, run, device)
     optimizer = make_optimizer(params, run)
     named = {
         name: p for part, layer in zip(parts, params, strict=True) for name, p in zip(names(part), layer, strict=True)
@@ -81,9 +79,9 @@ def train(device: torch.device, run: Run) -> RankResult:
     result = RankResult([], [], [], digests=[digests(named)])
     result.shapes = {n: (tuple(p.shape), dtype_name(p), p.numel() * p.element_size()) for n, p in named.items()}
     for step in range(run.steps):
-        batch = make_batch(strategy, mesh, run, step, device)
+        batch = make_batch(mesh, run, step, device)
         report_phase("forward")
-        loss, grads = strategy.loss_and_grads(params, batch, mesh, run)
+        loss, grads = loss_and_grads(params, batch, mesh, run)
         result.losses.append(loss.item())
         result.squared_norms.append(squared_norm(grads, owns))
         if step == 0:
@@ -98,10 +96,10 @@ def train(device: torch.device, run: Run) -> RankResult:
     return result
 
 
-def make_params(strategy: Any, mesh: DeviceMesh, run: Run, device: torch.device) -> list[Layer]:
+def make_params(mesh: Mesh, run: Run, device: torch.device) -> list[Layer]:
     """A rank's shards of the initial parameters, as leaves of autograd."""
     full = [Layer(*(tensor(a, run.problem.dtype) for a in layer)) for layer in run.problem.parameters()]
-    return make_leaves(strategy.split_params(full, mesh, run), device)
+    return make_leaves(split_params(full, mesh, run), device)
 
 
 def make_leaves(shards: list[Layer], device: torch.device) -> list[Layer]:
@@ -113,13 +111,13 @@ def make_leaves(shards: list[Layer], device: torch.device) -> list[Layer]:
     return [Layer(*map(leaf, layer)) for layer in shards]
 
 
-def make_batch(strategy: Any, mesh: DeviceMesh, run: Run, step: int, device: torch.device) -> Batch:
+def make_batch(mesh: Mesh, run: Run, step: int, device: torch.device) -> Batch:
     """A rank's shard of a step's batch. The weights, hence the loss, are in float32 at least."""
     x, y, weight = run.problem.data(step)
     dtype = run.problem.dtype
     weight_dtype = "float64" if dtype == "float64" else "float32"
     full = Batch(tensor(x, dtype), tensor(y, dtype), tensor(weight, weight_dtype))
-    return Batch(*(a.to(device).contiguous() for a in strategy.split_batch(full, mesh, run)))
+    return Batch(*(a.to(device).contiguous() for a in split_batch(full, mesh, run)))
 
 
 def make_optimizer(params: list[Layer], run: Run) -> torch.optim.Optimizer:

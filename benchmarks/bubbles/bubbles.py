@@ -34,7 +34,7 @@ from benchmarks.documents import resume
 from benchmarks.documents.figures import adjacent_ratios, over_ranks, spread
 from contract.problem import Problem
 from contract.schedule import gpipe, gpipe_bubble_fraction
-from contract.strategy import Run
+from contract.strategy import Run, one_axis
 from shardiff.system import machine
 
 IMPLEMENTATIONS = ("torch", "shard_map", "annotated")
@@ -76,7 +76,7 @@ def plan(
     if not 0 < timeout < float("inf"):
         raise ValueError(f"timeout must be a number of seconds above 0, got {timeout}")
     runs = [
-        Run(i, "pipeline_parallel", p, problem, microbatches=m, device=device)
+        Run(i, one_axis("pipeline_parallel", p), problem, microbatches=m, device=device)
         for p in stages
         for m in sorted(set(microbatches))
         for i in implementations
@@ -87,7 +87,7 @@ def plan(
     on_gpus = device == "cuda" or gpus >= max(stages)
     have, what = (gpus, "GPUs") if on_gpus else (machine.cores(), "cores")
     skipped = tuple((p, f"{p} stages on {have} {what} would wait for each other") for p in stages if p > have)
-    kept = tuple(run for run in runs if run.degree <= have)
+    kept = tuple(run for run in runs if run.world_size <= have)
     if not kept:
         raise ValueError(f"{skipped[0][1]}, which is no bubble; at most {have} stages can be measured here")
     return Plan(kept, skipped, iterations, "cuda" if on_gpus else "cpu", timeout)
@@ -117,7 +117,7 @@ def begin(plan: Plan) -> dict[str, Any]:
 
 def block(run: Run) -> str:
     """What is measured at once."""
-    return f"{run.implementation}: {run.degree} stages, {run.microbatches} microbatches"
+    return f"{run.implementation}: {run.world_size} stages, {run.microbatches} microbatches"
 
 
 def measure(
@@ -131,13 +131,13 @@ def measure(
     document = begin(plan)
     resume.begin(document, kept)
     keys = ("framework", "implementation", "stages", "microbatches")
-    for degree in dict.fromkeys(run.degree for run in plan.runs):
-        runs = [run for run in plan.runs if run.degree == degree]
+    for degree in dict.fromkeys(run.world_size for run in plan.runs):
+        runs = [run for run in plan.runs if run.world_size == degree]
         with ExitStack() as stack:
             call = pools(plan, [run for run in runs if not resume.has(kept, block(run))], stack)
             for run in runs:
                 if kept and resume.has(kept, block(run)):
-                    of = run.implementation, run.degree, run.microbatches
+                    of = run.implementation, run.world_size, run.microbatches
                     for key in ("rows", "timelines"):
                         document[key] += [one for one in kept[key] if tuple(one[key] for key in keys[1:]) == of]
                     continue
@@ -161,12 +161,12 @@ def pools(plan: Plan, runs: Sequence[Run], stack: ExitStack) -> dict[bool, Calla
     if any(run.implementation == "torch" for run in runs):
         from shardiff.ranks.torch_pool import workers as torch_workers
 
-        in_torch = stack.enter_context(torch_workers(runs[0].degree, plan.device, plan.timeout))
+        in_torch = stack.enter_context(torch_workers(runs[0].world_size, plan.device, plan.timeout))
         calls[True] = lambda *args: in_torch.call(on_torch, *args)
     if any(run.implementation != "torch" for run in runs):
         from shardiff.ranks.jax_pool import workers as jax_workers
 
-        in_jax = stack.enter_context(jax_workers(runs[0].degree, plan.device, plan.timeout))
+        in_jax = stack.enter_context(jax_workers(runs[0].world_size, plan.device, plan.timeout))
         calls[False] = lambda *args: in_jax.call(on_jax, *args)
     return calls
 
@@ -191,7 +191,7 @@ Timeline = list[timeline.Event]
 def torch_row(run: Run, by_rank: Sequence[Sequence[Timeline]]) -> tuple[dict[str, Any], Timeline]:
     """The row of a run and the events of its fastest iteration, from by_rank[rank][iteration]."""
     merged: list[Timeline] = [sum(each, []) for each in zip(*by_rank, strict=True)]
-    schedule = gpipe(run.degree, run.microbatches)
+    schedule = gpipe(run.world_size, run.microbatches)
     measured = [timeline.bubble(events) for events in merged]
     weighted = [timeline.bubble(timeline.replay(schedule, timeline.durations(events))) for events in merged]
     spans = [timeline.span(events) for events in merged]
@@ -207,12 +207,12 @@ def jax_row(run: Run, by_rank: Sequence[tuple[list[float], list[float], Timeline
 
 
 def _row(run: Run, framework: str, measured: list[float], seconds: list[float]) -> dict[str, Any]:
-    theory = float(gpipe_bubble_fraction(run.degree, run.microbatches))
+    theory = float(gpipe_bubble_fraction(run.world_size, run.microbatches))
     return {
         "framework": framework,
         "implementation": run.implementation,
         "schedule": "naive" if run.microbatches == 1 else "gpipe",
-        "stages": run.degree,
+        "stages": run.world_size,
         "microbatches": run.microbatches,
         "theory": theory,
         "measured": spread(measured),

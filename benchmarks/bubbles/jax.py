@@ -20,8 +20,9 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.bubbles import profile_jax
 from benchmarks.bubbles.timeline import Event
 from benchmarks.steps.jax import barrier
-from contract.strategy import Run
-from jax_impl import train
+from contract.strategy import Run, one_axis
+from jax_impl import compose, train
+from jax_impl.mesh import make_mesh
 
 SHORTEST = 20_000  # nanoseconds; what is shorter would only blur the trace
 
@@ -30,11 +31,11 @@ def measure(run: Run, iterations: int, warmup: int = 2) -> tuple[list[float], li
     """On every rank: seconds of the whole and of the useful part, taken in turn; events of one profiled step."""
     jax.config.update("jax_default_matmul_precision", "highest")
     jax.config.update("jax_enable_x64", run.problem.dtype == "float64")
-    longest = -(-run.problem.layers // run.degree)
-    stage = replace(run, degree=1, problem=replace(run.problem, layers=longest))
-    whole, hlo = program(run, jax.devices()[: run.degree])
+    longest = -(-run.problem.layers // run.world_size)
+    stage = replace(run, axes=one_axis(run.strategy, 1), problem=replace(run.problem, layers=longest))
+    whole, hlo = program(run, jax.devices()[: run.world_size])
     useful, _ = program(stage, jax.local_devices(), of_input=True)
-    ready = barrier(jax.devices()[: run.degree])
+    ready = barrier(jax.devices()[: run.world_size])
     taken: dict[Callable[[], Any], list[float]] = {whole: [], useful: []}
     for iteration in range(warmup + iterations):
         for act in (whole, useful):
@@ -50,16 +51,16 @@ def measure(run: Run, iterations: int, warmup: int = 2) -> tuple[list[float], li
 
 def program(run: Run, devices: list[Any], of_input: bool = False) -> tuple[Callable[[], Any], str]:
     """Forward and backward pass, compiled and waited for; its HLO. of_input: with the gradient of the input."""
-    strategy, mesh = train.load(run), train.make_mesh(run, devices)
-    params, batch = train.make_params(strategy, mesh, run), train.make_batch(strategy, mesh, run, 0)
+    mesh = make_mesh(run, devices)
+    params, batch = train.make_params(mesh, run), train.make_batch(mesh, run, 0)
 
     def passes(params: Any, batch: Any) -> Any:
         def loss(params: Any, x: Any) -> Any:
-            return strategy.loss(params, batch._replace(x=x), mesh, run)
+            return compose.loss(params, batch._replace(x=x), mesh, run)
 
         if of_input:
             return jax.value_and_grad(loss, argnums=(0, 1))(params, batch.x)
-        return strategy.loss_and_grads(params, batch, mesh, run)
+        return compose.loss_and_grads(params, batch, mesh, run)
 
     of_params = jax.tree.map(lambda p: p.sharding, params)
     of_grads = (of_params, batch.x.sharding) if of_input else of_params

@@ -41,7 +41,7 @@ def bubble(events: Sequence[Event]) -> float:
 
 def durations(events: Sequence[Event]) -> dict[tuple[int, Action], int]:
     """(stage, action) -> nanoseconds."""
-    return {(e.rank, Action(e.kind, e.microbatch or 0)): e.end - e.start for e in events if e.kind in BUSY}
+    return {(e.rank, Action(e.kind, e.rank, 0, e.microbatch or 0)): e.end - e.start for e in events if e.kind in BUSY}
 
 
 def replay(schedule: Schedule, taken: Mapping[tuple[int, Action], int]) -> list[Event]:
@@ -83,7 +83,7 @@ def from_zero(events: Sequence[Event]) -> list[Event]:
 def label(event: Event) -> str:
     """F0, B3; another event's own name, or its kind."""
     if event.kind in BUSY and event.microbatch is not None:
-        return str(Action(event.kind, event.microbatch))
+        return str(Action(event.kind, event.rank, 0, event.microbatch))
     return event.name or event.kind
 
 

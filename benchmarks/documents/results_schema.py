@@ -71,6 +71,11 @@ def among(*values: str) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and value in values
 
 
+def composed(value: Any) -> bool:
+    """A strategy, or several on the axes of a mesh: `data_parallel x tensor_parallel`."""
+    return isinstance(value, str) and all(part in AXES for part in value.split(" x "))
+
+
 def event(value: Any) -> bool:
     """[rank, kind, microbatch, start, end, name] of a timeline; see `benchmarks.bubbles.timeline.Event`."""
     if not isinstance(value, list) or len(value) != 6:
@@ -89,7 +94,7 @@ SIZES = {"batch": several, "width": several, "layers": several, "dtype": among(*
 HELD = dict.fromkeys(("parameters", "gradients", "optimizer_state", "activations", "temporaries"), maybe(count))
 SIDE = {"records": [{}], "totals": {"wire_bytes": {"min": count}}}
 DIFF = {
-    "strategy": among(*AXES),
+    "strategy": composed,
     "implementation": name,
     "target": name,
     "mesh": {ANY: several},
@@ -132,7 +137,7 @@ FIT = {
 }
 STEP = {
     "ranks": several,
-    "strategy": among(*AXES),
+    "strategy": composed,
     **dict.fromkeys(("implementation", "framework"), name),
     "peer": flag,
     "step_seconds": spread_of(positive),
@@ -147,7 +152,7 @@ STEP = {
 }
 RATIO = {
     "ranks": several,
-    "strategy": among(*AXES),
+    "strategy": composed,
     **dict.fromkeys(("of", "to", "by"), name),
     "ratio": spread_of(number),
 }

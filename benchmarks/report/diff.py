@@ -11,7 +11,7 @@ from benchmarks.diff_strategies import StrategyDiff
 from benchmarks.report.blocks import BAD, FAIR, GOOD, Block, Cell, Details, Items, Table, Text, from_rich
 from benchmarks.report.pictures import Draw
 from contract.problem import Problem
-from contract.strategy import Run
+from contract.strategy import Run, parse_axes
 from shardiff.diff import Diff
 from shardiff.diff.view import notes, table
 from shardiff.record import Record, step_bytes, totals
@@ -26,8 +26,9 @@ def diffs(document: Document) -> list[StrategyDiff]:
     problem = Problem(s["batch"], s["width"], s["layers"], s["dtype"])
     result = []
     for one in document["diffs"]:
-        (degree,) = one["mesh"].values()
-        run = Run(one["implementation"], one["strategy"], degree, problem, microbatches=s["microbatches"])
+        mesh, names = one["mesh"], tuple(one["strategy"].split(" x "))
+        axes = parse_axes(",".join(f"{name}={size}" for name, size in mesh.items()), names)
+        run = Run(one["implementation"], axes, problem, microbatches=s["microbatches"])
         closed_form = [Record.from_json(record) for record in one["closed_form"]["records"]]
         found = Diff.from_json(one)
         told = one["left"]["traced"], closed_form, one["right"].get("work")
@@ -99,7 +100,7 @@ def diff_table(strategy: str, found: Sequence[StrategyDiff]) -> Table:
         counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
         style = BAD if one.diff.unexplained else FAIR if "rewritten" in verdicts else GOOD
         rules = list(dict.fromkeys(rule.replace("_", " ") for row in one.diff.rows for rule in row.rules))
-        cells = [one.target, str(one.run.degree), " / ".join("?" if n is None else str(n) for n in calls)]
+        cells = [one.target, str(one.run.world_size), " / ".join("?" if n is None else str(n) for n in calls)]
         cells += [*map(size, (written, derived, formula)), f"{derived / written:.2f}" if written else "-"]
         rows.append([*map(Cell, cells), Cell(counts, style), Cell(", ".join(rules))])
     return Table(columns, [False, *[True] * 6, False, False], rows, f"{strategy}: what a rank sends in one step")

@@ -95,7 +95,7 @@ def measure(section: str, line: str, directory: Path) -> Document:
     if section == "diff":
         document = diffs(line)
     elif section == "check":
-        device = "cuda" if machine.num_gpus() >= Run().degree else "cpu"
+        device = "cuda" if machine.num_gpus() >= Run().world_size else "cpu"
         document = {"kind": section, "schema": SCHEMA, "settings": {"device": device}, **json.loads(output(line))}
     else:
         bench(line, file)

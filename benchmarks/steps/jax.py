@@ -23,6 +23,8 @@ from benchmarks.steps.numbers import WARM_UP
 from contract.problem import Batch, Layer
 from contract.strategy import Run
 from jax_impl import train
+from jax_impl.compose import loss_and_grads
+from jax_impl.mesh import make_mesh
 from shardiff import hlo
 from shardiff.hlo.work import work
 
@@ -57,7 +59,7 @@ def prepare(state: State, run: Run, names: list[str]) -> list[str]:
     jax.config.update("jax_default_matmul_precision", "highest")
     jax.config.update("jax_enable_x64", run.problem.dtype == "float64")
     state.contestants.clear()
-    state.barrier = barrier(jax.devices()[: run.degree])
+    state.barrier = barrier(jax.devices()[: run.world_size])
     for name in names:
         made = plain_jit(run) if name == "jit" else sharded(replace(run, implementation=name))
         state.contestants[name] = made
@@ -66,13 +68,12 @@ def prepare(state: State, run: Run, names: list[str]) -> list[str]:
 
 def sharded(run: Run) -> Contestant:
     """A strategy as `jax_impl.train` runs it."""
-    strategy = train.load(run)
-    mesh = train.make_mesh(run, jax.devices()[: run.degree])
-    params = train.make_params(strategy, mesh, run)
+    mesh = make_mesh(run, jax.devices()[: run.world_size])
+    params = train.make_params(mesh, run)
     optimizer = train.make_optimizer(run)
-    batch = train.make_batch(strategy, mesh, run, 0)
+    batch = train.make_batch(mesh, run, 0)
     state = jax.jit(optimizer.init, out_shardings=train.state_shardings(optimizer, params, mesh))(params)
-    step: Any = train.compile_step(strategy, mesh, run, optimizer, params)
+    step: Any = train.compile_step(mesh, run, optimizer, params)
     return Contestant(step.lower(params, state, batch).compile(), params, state, batch)
 
 
@@ -91,9 +92,9 @@ def plain_jit(run: Run) -> Contestant:
         updates, state = optimizer.update(grads, state, params)
         return loss, grads, optax.apply_updates(params, updates), state
 
-    mesh = train.make_mesh(run, jax.devices()[:1])
-    plain = train.load(replace(run, implementation="shard_map"))
-    params, batch = train.make_params(plain, mesh, run), train.make_batch(plain, mesh, run, 0)
+    mesh = make_mesh(run, jax.devices()[:1])
+    plain = replace(run, implementation="shard_map")
+    params, batch = train.make_params(mesh, plain), train.make_batch(mesh, plain, 0)
     state = jax.jit(optimizer.init)(params)
     compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, batch).compile()
     return Contestant(compiled, params, state, batch)
@@ -172,8 +173,8 @@ def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
     X^T @ dY and dY @ W^T; forward and backward pass of single_device; the optimizer's update; a copy of an array of the
     parameters' size."""
     jax.config.update("jax_default_matmul_precision", "highest")
-    strategy, mesh = train.load(run), train.make_mesh(run, jax.devices()[:1])
-    params, batch = train.make_params(strategy, mesh, run), train.make_batch(strategy, mesh, run, 0)
+    mesh = make_mesh(run, jax.devices()[:1])
+    params, batch = train.make_params(mesh, run), train.make_batch(mesh, run, 0)
     optimizer = train.make_optimizer(run)
     optimizer_state = jax.jit(optimizer.init)(params)
     flat = jnp.concatenate([jnp.ravel(p) for layer in params for p in layer])
@@ -184,7 +185,7 @@ def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
 
     @jax.jit
     def passes(params: Any, batch: Any) -> Any:
-        return strategy.loss_and_grads(params, batch, mesh, run)
+        return loss_and_grads(params, batch, mesh, run)
 
     def apply(grads: Any, state: Any, params: Any) -> Any:
         updates, state = optimizer.update(grads, state, params)

@@ -25,6 +25,13 @@ PEERS = {  # strategy -> peers of each framework; the first is the one to be com
     "megatron_tensor_parallel": {"torch": ("dtensor",), "jax": ()},
     "pipeline_parallel": {"torch": ("pipelining", "pipelining_1f1b"), "jax": ()},
 }
+
+
+def peers_of(run: Run, framework: str) -> tuple[str, ...]:
+    """The library equivalents of a run; of strategies that are composed, none yet."""
+    return PEERS.get(run.strategy, {}).get(framework, ())
+
+
 TOLERANCE = {
     "float64": 1e-9,
     "float32": 1e-2,
@@ -59,13 +66,14 @@ def rows(run: Run, samples: Samples, finished: dict[str, list[dict[str, Any]]]) 
         mine = replace(run, implementation="torch" if framework == "torch" else "annotated" if name == "jit" else name)
         compute = [seconds for each in taken.get("compute", []) for seconds in over_ranks(each)]
         told = finished.get(name)
-        parts = split(flat, compute, told, run.degree)
+        parts = split(flat, compute, told, run.world_size)
         shards = [m.to_json() for m in memory(mine)]
         context = name in CONTEXT
         compiled = told and told[0].get("records")
         result.append(
             {
-                "ranks": run.degree,
+                "ranks": run.world_size,
+                "mesh": str(run.mesh),
                 "strategy": run.strategy,
                 "implementation": name,
                 "framework": framework,
@@ -118,7 +126,7 @@ def split(
 def ratios(run: Run, samples: Samples) -> list[dict[str, Any]]:
     """Step time over step time: within a framework of adjacent iterations, across both of each round's medians."""
     steps = {name: [over_ranks(each) for each in taken["step"]] for name, taken in samples.items()}
-    peers = PEERS[run.strategy]
+    peers = {framework: peers_of(run, framework) for framework in ("torch", "jax")}
     pairs = [("torch", peer, "iterations") for peer in peers["torch"]]
     pairs += [("shard_map", "annotated", "iterations")]
     pairs += [(ours, peer, "iterations") for peer in peers["jax"] for ours in ("shard_map", "annotated")]
@@ -130,7 +138,15 @@ def ratios(run: Run, samples: Samples) -> list[dict[str, Any]]:
             ours, theirs = map(list, zip(*both, strict=True))
             values = round_ratios(ours, theirs) if by == "rounds" else adjacent_ratios(sum(ours, []), sum(theirs, []))
             result.append(
-                {"ranks": run.degree, "strategy": run.strategy, "of": of, "to": to, "ratio": spread(values), "by": by}
+                {
+                    "ranks": run.world_size,
+                    "mesh": str(run.mesh),
+                    "strategy": run.strategy,
+                    "of": of,
+                    "to": to,
+                    "ratio": spread(values),
+                    "by": by,
+                }
             )
     return result
 
@@ -141,7 +157,7 @@ def disagreements(run: Run, rows: Sequence[dict[str, Any]]) -> list[str]:
     told = [row for row in rows if row["loss"] is not None]
     result = []
     for row in told:
-        name = f"{row['implementation']} {run.strategy} on {run.degree} ranks"
+        name = f"{row['implementation']} {run.strategy} on {run.world_size} ranks"
         if not row["difference"] <= limit:
             result.append(f"{name}: parameters differ by {row['difference']:.1e} from {told[0]['implementation']}'s")
         if not abs(row["loss"] - told[0]["loss"]) <= limit * abs(told[0]["loss"]):

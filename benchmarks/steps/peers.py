@@ -7,7 +7,6 @@ do, but less memory is what they are picked for.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,6 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from contract.problem import Batch, Layer, split_slices
 from contract.strategy import Run
 from torch_impl import train
+from torch_impl.compose import loss_and_grads
+from torch_impl.mesh import of_device_mesh
 from torch_impl.model import squared_error
 
 Step = Callable[[Batch], Tensor]  # a rank's batch -> the global loss, before the update that the step ends with
@@ -82,12 +83,12 @@ def optimizer_of(model: nn.Module, run: Run) -> torch.optim.Optimizer:
 
 def explicit(mesh: DeviceMesh, run: Run, device: torch.device) -> Contestant:
     """Ours."""
-    strategy = importlib.import_module(f"torch_impl.explicit.{run.strategy}")
-    params = train.make_params(strategy, mesh, run, device)
+    ours = of_device_mesh(mesh, run)
+    params = train.make_params(ours, run, device)
     optimizer = train.make_optimizer(params, run)
 
     def step(batch: Batch) -> Tensor:
-        loss, grads = strategy.loss_and_grads(params, batch, mesh, run)
+        loss, grads = loss_and_grads(params, batch, ours, run)
         train.update(optimizer, params, grads)
         return loss
 
@@ -137,7 +138,7 @@ def distributed_data_parallel(mesh: DeviceMesh, run: Run, device: torch.device) 
 
     def step(batch: Batch) -> Tensor:
         share = squared_error(model(batch.x), batch)
-        (share * run.degree).backward()
+        (share * run.world_size).backward()
         loss = share.detach()
         dist.all_reduce(loss, group=group)
         return loss
@@ -161,7 +162,7 @@ def fsdp2(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Mo
 
     def step(batch: Batch) -> Tensor:
         share = squared_error(model(batch.x), batch)
-        (share * run.degree).backward()
+        (share * run.world_size).backward()
         loss = share.detach()
         dist.all_reduce(loss, group=group)
         return loss
@@ -196,11 +197,11 @@ def pipelining(
     mesh: DeviceMesh, run: Run, device: torch.device, kind: type[ScheduleGPipe] | type[Schedule1F1B] = ScheduleGPipe
 ) -> tuple[Step, nn.Module]:
     """torch.distributed.pipelining's GPipe schedule over the same stages and microbatches, which it must divide."""
-    rank, group, last = mesh.get_local_rank(), mesh.get_group(), run.degree - 1
-    model = full_model(run, device, split_slices(run.problem.layers, run.degree)[rank])
+    rank, group, last = mesh.get_local_rank(), mesh.get_group(), run.world_size - 1
+    model = full_model(run, device, split_slices(run.problem.layers, run.world_size)[rank])
     weight = 1 / (run.problem.batch * run.problem.width)
     wide = torch.float64 if run.problem.dtype == "float64" else torch.float32
-    stage = PipelineStage(model, rank, run.degree, device, group=group)
+    stage = PipelineStage(model, rank, run.world_size, device, group=group)
 
     def share_of_loss(out: Tensor, y: Tensor) -> Tensor:
         return weight * (out - y).to(wide).square().sum()

@@ -29,9 +29,9 @@ from typing import Any
 
 from benchmarks import turns
 from benchmarks.documents import resume
-from benchmarks.steps.numbers import IMPLEMENTATIONS, METHOD, PEERS, Samples, disagreements, rates, ratios, rows
+from benchmarks.steps.numbers import IMPLEMENTATIONS, METHOD, Samples, disagreements, peers_of, rates, ratios, rows
 from contract.problem import Problem
-from contract.strategy import STRATEGIES, Run
+from contract.strategy import STRATEGIES, Run, one_axis, parse_axes
 from shardiff.system import machine
 
 DEFAULT_STRATEGIES = ("single_device", *STRATEGIES)
@@ -53,7 +53,7 @@ class Plan:
     def names(self, run: Run, framework: str) -> list[str]:
         """The contestants of a run in one framework."""
         ours = ("torch",) if framework == "torch" else ("shard_map", "annotated")
-        peers = PEERS[run.strategy][framework] if "peer" in self.implementations else ()
+        peers = peers_of(run, framework) if "peer" in self.implementations else ()
         return [name for name in ours if name in self.implementations] + list(peers)
 
     def contestants(self) -> list[tuple[Run, int]]:
@@ -73,8 +73,12 @@ def plan(
     device: str = "auto",
     timeout: float = 300,
     speed_batch: int = 2048,
+    meshes: Sequence[str] = (),
 ) -> Plan:
-    """Raises ValueError for what cannot be run. single_device runs on 1 rank, whatever `ranks` says."""
+    """Raises ValueError for what cannot be run. single_device runs on 1 rank, whatever `ranks` says.
+
+    meshes: `dp=2,tp=2`, instead of ranks; the strategies are then those of their axes.
+    """
     for name, value in (("iterations", iterations), ("rounds", rounds), ("speed-batch", speed_batch)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
@@ -86,20 +90,27 @@ def plan(
         if implementation not in IMPLEMENTATIONS:
             raise ValueError(f"unknown implementation {implementation!r}; known: {', '.join(IMPLEMENTATIONS)}")
     rest: dict[str, Any] = {"problem": problem, "optimizer": optimizer, "device": device}
-    runs = [Run("torch", s, 1, microbatches=1, **rest) for s in strategies if s == "single_device"]
-    parallel = [s for s in strategies if s != "single_device"]
-    runs += [Run("torch", s, n, microbatches=microbatches, **rest) for n in ranks for s in parallel]
+    if meshes:
+        if ranks:
+            raise ValueError("a mesh says the number of ranks: give --mesh or --ranks, not both")
+        chosen, alone = [parse_axes(mesh, tuple(strategies)) for mesh in meshes], False
+    else:
+        named = strategies or DEFAULT_STRATEGIES
+        chosen = [one_axis(s, n) for n in ranks or (2, 4) for s in named if s != "single_device"]
+        alone = "single_device" in named
+    runs = [Run("torch", (), microbatches=1, **rest)] if alone else []
+    runs += [Run("torch", axes, microbatches=microbatches, **rest) for axes in chosen]
     gpus = machine.num_gpus() if device != "cpu" else 0
-    most = max(run.degree for run in runs)
+    most = max(run.world_size for run in runs)
     if device == "cuda" and gpus < most:
         raise ValueError(f"device cuda needs a GPU for each rank: ranks {most}, GPUs {gpus}; try --device cpu")
     for run in runs:
-        if "peer" in implementations and run.strategy == "pipeline_parallel" and problem.batch % microbatches:
+        if "peer" in implementations and run.strategies == ("pipeline_parallel",) and problem.batch % microbatches:
             raise ValueError(
                 f"torch.distributed.pipelining needs microbatches of one size: batch {problem.batch}, "
                 f"microbatches {microbatches}"
             )
-    runs = sorted(dict.fromkeys(runs), key=lambda run: run.degree)
+    runs = sorted(dict.fromkeys(runs), key=lambda run: run.world_size)
     return Plan(
         tuple(runs),
         tuple(dict.fromkeys(implementations)),
@@ -132,7 +143,7 @@ def begin(plan: Plan) -> dict[str, Any]:
 
 def block(run: Run) -> str:
     """What is measured together, all contestants in turn: it is kept as a whole or measured again as a whole."""
-    return f"{run.strategy} on {run.degree} ranks"
+    return f"{run.strategy} on {run.world_size} ranks"
 
 
 def measure(
@@ -145,8 +156,8 @@ def measure(
     blocks are not measured again. Raises WorkerError of either launcher, TimeoutError."""
     document = begin(plan)
     resume.begin(document, kept)
-    for degree in dict.fromkeys(run.degree for run in plan.runs):
-        runs = [run for run in plan.runs if run.degree == degree]
+    for degree in dict.fromkeys(run.world_size for run in plan.runs):
+        runs = [run for run in plan.runs if run.world_size == degree]
         rated = [run for run in runs if run.strategy == "single_device"]
         frameworks = [name for name in ("torch", "jax") if any(plan.names(run, name) for run in runs)]
         blocks = [*map(block, runs), *(f"{name} rates" for name in frameworks if rated)]
@@ -181,7 +192,7 @@ def measure(
 def take(document: dict[str, Any], kept: dict[str, Any], run: Run) -> None:
     """Put what an earlier document has of a run into another."""
     for key in ("rows", "ratios"):
-        document[key] += [r for r in kept[key] if (r["strategy"], r["ranks"]) == (run.strategy, run.degree)]
+        document[key] += [r for r in kept[key] if (r["strategy"], r["mesh"]) == (run.strategy, str(run.mesh))]
     document["failures"] += [one for one in kept["failures"] if f" {block(run)}:" in one]
 
 
@@ -194,7 +205,7 @@ def sets(plan: Plan, runs: Sequence[Run]) -> Iterator[dict[str, turns.Ranks]]:
     }
     with ExitStack() as stack:
         yield {
-            framework: stack.enter_context(start(runs[0].degree, module, plan.device, plan.timeout))
+            framework: stack.enter_context(start(runs[0].world_size, module, plan.device, plan.timeout))
             for framework, (start, module) in starters.items()
             if any(plan.names(run, framework) for run in runs)
         }
@@ -212,7 +223,7 @@ def strategy(
     for number in range(plan.rounds):
         iterations = plan.iterations // plan.rounds + (number < plan.iterations % plan.rounds)
         for framework, ranks in sets.items():
-            starting(f"{run.strategy}, {run.degree} ranks: round {number + 1} of {plan.rounds}, {framework}")
+            starting(f"{run.strategy}, {run.world_size} ranks: round {number + 1} of {plan.rounds}, {framework}")
             # Both frameworks take as many steps, so that they end with the same parameters.
             blocks = ranks.call("block", iterations, 2 if number else 4)
             for name in blocks[0]:

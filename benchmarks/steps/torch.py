@@ -7,7 +7,6 @@ transfer that no computation hides, and waiting for other ranks, which in a pipe
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,14 +16,16 @@ import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend; init_process_group does the same
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.steps import peers
 from benchmarks.steps.memory import held, kept_for_backward
 from benchmarks.steps.numbers import WARM_UP
 from contract.problem import Batch
-from contract.strategy import AXES, Run
+from contract.strategy import Run
 from torch_impl import train
+from torch_impl.compose import loss_and_grads
+from torch_impl.mesh import Mesh, make_device_mesh, of_device_mesh
 
 
 @dataclass
@@ -43,19 +44,28 @@ def prepare(state: State, run: Run, names: list[str]) -> list[str]:
     torch.set_float32_matmul_precision("highest")
     state.real.clear()
     state.silent.clear()
-    axis = AXES[run.strategy] or "one"
-    mesh = init_device_mesh(state.device.type, (run.degree,), mesh_dim_names=(axis,))
-    group = dist.new_group(list(range(run.degree)), backend=peers.SILENT)
-    assert isinstance(group, dist.ProcessGroup)
-    quiet = DeviceMesh.from_group(group, state.device.type, mesh_dim_names=(axis,))
-    strategy = importlib.import_module(f"torch_impl.explicit.{run.strategy}")
-    state.batch = train.make_batch(strategy, mesh, run, 0, state.device)
+    mesh, quiet = make_device_mesh(run, state.device), silent_device_mesh(run, state.device)
+    state.batch = train.make_batch(of_device_mesh(mesh, run), run, 0, state.device)
     for name in names:
         state.real[name] = _make(name, mesh, run, state.device)
         # torch.distributed.pipelining's stages tell each other their shapes first, which a silent group cannot do.
-        if run.degree > 1 and not name.startswith("pipelining"):
+        if run.world_size > 1 and not name.startswith("pipelining"):
             state.silent[name] = _make(name, quiet, run, state.device)
     return list(state.silent)
+
+
+def silent_device_mesh(run: Run, device: torch.device) -> DeviceMesh:
+    """The axes of a run over groups that send nothing."""
+    groups = []
+    for axis in run.mesh.names or ("one",):
+        ranks = run.mesh.groups(axis) if run.axes else ((0,),)
+        group, _ = dist.new_subgroups_by_enumeration([list(each) for each in ranks], backend=peers.SILENT)
+        groups.append(group)
+    shape, names = run.mesh.shape or (1,), run.mesh.names or ("one",)
+    if len(groups) == 1:
+        return DeviceMesh.from_group(groups[0], device.type, mesh_dim_names=names)
+    ranks = torch.arange(run.world_size).view(shape)
+    return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=names)
 
 
 def _make(name: str, mesh: DeviceMesh, run: Run, device: torch.device) -> peers.Contestant:
@@ -111,11 +121,10 @@ def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
     """Seconds of each iteration, taken in turn on one device: the three matrix products of a layer alone, X @ W,
     X^T @ dY and dY @ W^T with X[B, D], dY[B, D] and W[D, D]; forward and backward pass of single_device; the
     optimizer's update; a copy of a tensor as large as the parameters."""
-    strategy = importlib.import_module("torch_impl.explicit.single_device")
-    mesh = init_device_mesh(state.device.type, (1,), mesh_dim_names=("one",))
-    params = train.make_params(strategy, mesh, run, state.device)
+    mesh = Mesh({})
+    params = train.make_params(mesh, run, state.device)
     optimizer = train.make_optimizer(params, run)
-    batch = train.make_batch(strategy, mesh, run, 0, state.device)
+    batch = train.make_batch(mesh, run, 0, state.device)
     w = params[0].w.detach()
     out, out_w = torch.empty_like(batch.x), torch.empty_like(w)
     source = torch.cat([p.detach().flatten() for layer in params for p in layer])
@@ -128,7 +137,7 @@ def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
         torch.mm(batch.y, w.T, out=out)
 
     def passes() -> None:
-        grads[:] = strategy.loss_and_grads(params, batch, mesh, run)[1]
+        grads[:] = loss_and_grads(params, batch, mesh, run)[1]
 
     return in_turn(
         {

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shardiff.cli import sides
 from shardiff.cli.answers import complain, one_of
 from shardiff.diff import FAIL_ON, Diff, diff
+from shardiff.program import Program
 
 Pair = tuple[str | None, str | None]
 
 
 def plan(
-    what: Sequence[str], targets: Pair, meshes: Pair, nproc: int | None, step: int | None, fail_on: str | None
+    what: Sequence[str],
+    targets: Pair,
+    meshes: Pair,
+    nproc: int | None,
+    step: int | None,
+    fail_on: str | None,
+    made: Mapping[str, Callable[[], Program]] | None = None,
 ) -> tuple[sides.Side, sides.Side]:
-    """The options as two sides. Raises ValueError, one line, for what cannot work."""
+    """The options as two sides. made: what makes the programs of arguments that only the caller knows.
+
+    Raises ValueError, one line, for what cannot work.
+    """
     if fail_on is not None:
         one_of("fail-on", fail_on, FAIL_ON)
-    return sides.plan(what, targets, meshes, nproc, step)
+    return sides.plan(what, targets, meshes, nproc, step, made)
 
 
 def run(pair: tuple[sides.Side, sides.Side], same_axes: bool, fail_on: str | None, as_json: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,8 +33,9 @@ class SideError(Exception):
 class Side:
     """One argument of `shardiff diff` with the options that are about it. Made by `plan`, which refuses what cannot be.
 
-    kind: "file", "function" or "script". target, axes: of a function. mesh: the axes of a file's ranks, or None.
-    nproc, arguments: the ranks of a script, and what it is given. step: of a traced run, None for the last, 0 for all.
+    kind: "file", "function", "script", or "made" by the caller. target, axes: of a function. mesh: the axes of a
+    file's ranks, or None. nproc, arguments: the ranks of a script, and what it is given. step: of a traced run, None
+    for the last, 0 for all.
     """
 
     text: str
@@ -44,6 +45,7 @@ class Side:
     nproc: int | None = None
     step: int | None = None
     arguments: tuple[str, ...] = ()
+    make: Callable[[], Program] | None = None
 
 
 def plan(
@@ -52,8 +54,11 @@ def plan(
     meshes: tuple[str | None, str | None] = (None, None),
     nproc: int | None = None,
     step: int | None = None,
+    made: Mapping[str, Callable[[], Program]] | None = None,
 ) -> tuple[Side, Side]:
     """The arguments as two sides. targets, meshes: of the left and of the right one, as text; nproc, step: of both.
+
+    made: what makes the programs of arguments that only the caller knows, such as a strategy.
 
     Raises ValueError, one line, for what cannot work.
     """
@@ -63,10 +68,17 @@ def plan(
         raise ValueError(f"nproc must be at least 1, got {nproc}")
     if step is not None and step < 0:
         raise ValueError(f"step must be the number of a training step, or 0 for the whole run; got {step}")
-    left, right = (replace(side_of(*each, nproc), step=step) for each in zip(arguments, targets, meshes, strict=True))
+    known = made or {}
+
+    def side(text: str, target: str | None, mesh: str | None) -> Side:
+        if text in known:
+            return Side(text, "made", make=known[text])
+        return replace(side_of(text, target, mesh, nproc), step=step)
+
+    left, right = (side(*each) for each in zip(arguments, targets, meshes, strict=True))
     if any(targets) and "function" not in (left.kind, right.kind):
         raise ValueError("--target is what a function is compiled for, FILE.py:FUNCTION, and neither side is one")
-    if nproc is not None and "script" not in (left.kind, right.kind):
+    if nproc is not None and not {"script", "made"} & {left.kind, right.kind}:
         raise ValueError("--nproc is for a torch script, SCRIPT.py, and neither side is one")
     return left, right
 
@@ -96,6 +108,8 @@ def side_of(text: str, target: str | None, mesh: str | None, nproc: int | None) 
 
 def program(side: Side) -> Program:
     """Read, compile or trace a side. Raises ValueError, one line, and SideError where the user's code failed."""
+    if side.make is not None:
+        return side.make()
     if side.kind == "function":
         try:
             (found,) = launch.programs(side.text, [str(side.target)], parse_axes(str(side.mesh)), stdout=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks import diff_strategies as diffing
 from contract import cost
 from contract.problem import Problem
-from contract.strategy import Run
+from contract.strategy import Run, one_axis
 
 MACHINE = {
     "os": "Linux-1.2",
@@ -44,8 +44,8 @@ def checked():
 def diffed():
     found = []
     for strategy, target in (("data_parallel", "cpu:2"), ("tensor_parallel", "cpu:2"), ("tensor_parallel", "h100:2")):
-        run = Run("annotated", strategy, 2, Problem(8, 16, 4))
-        records = cost.communication(Run("torch", strategy, 2, Problem(8, 16, 4)))
+        run = Run("annotated", one_axis(strategy, 2), Problem(8, 16, 4))
+        records = cost.communication(Run("torch", one_axis(strategy, 2), Problem(8, 16, 4)))
         derived = records[:-1] if target == "h100:2" else records
         found.append(diffing.compare(run, target, records, derived, memory={"arguments": 4096}).to_json())
     skipped = [{"target": "v5e:2x2", "reason": "its compiler refused"}]

@@ -17,7 +17,7 @@ from benchmarks.steps import numbers as steps_numbers
 from benchmarks.steps import steps
 from contract.memory import memory
 from contract.problem import Problem
-from contract.strategy import STRATEGIES, Run
+from contract.strategy import STRATEGIES, Run, one_axis
 from shardiff.system import files
 
 SMALL = Problem(batch=8, width=16, layers=4)
@@ -35,7 +35,7 @@ def measured_on_rank(device, run, names):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_peers_train_the_same_and_memory_is_the_closed_form_s(pool, strategy):
-    run = Run("torch", strategy, 2, SMALL, microbatches=2)
+    run = Run("torch", one_axis(strategy, 2), SMALL, microbatches=2)
     peers = list(steps_numbers.PEERS[strategy]["torch"])
     ranks = pool.call(measured_on_rank, run, ["torch", *peers], world_size=2)
     for (silent, taken, got), want in zip(ranks, memory(run), strict=True):
@@ -65,7 +65,7 @@ def samples(steps_by_name, compute_by_name=None):
 
 
 def test_ratios_are_of_adjacent_iterations_within_a_framework_and_of_rounds_across():
-    run = Run("torch", "data_parallel", 2, SMALL)
+    run = Run("torch", one_axis("data_parallel", 2), SMALL)
     # The machine becomes ten times slower in the second round: no ratio shows it.
     taken = samples({"torch": [[2, 4], [20, 40]], "ddp": [[4, 8], [40, 80]], "annotated": [[1, 1], [10, 10]]})
     found = {(row["of"], row["to"]): row for row in steps_numbers.ratios(run, taken)}
@@ -77,7 +77,7 @@ def test_ratios_are_of_adjacent_iterations_within_a_framework_and_of_rounds_acro
 
 
 def test_exposed_communication_is_step_less_compute_for_torch_and_the_profile_s_share_for_jax():
-    run = Run("torch", "data_parallel", 2, SMALL)
+    run = Run("torch", one_axis("data_parallel", 2), SMALL)
     taken = samples({"torch": [[3, 5]], "annotated": [[10, 10]]}, {"torch": [[2, 4]]})
     finished = {
         "annotated": [
@@ -94,7 +94,7 @@ def test_exposed_communication_is_step_less_compute_for_torch_and_the_profile_s_
 
 
 def test_a_row_is_of_the_rank_that_differs_most_and_holds_most():
-    run = Run("torch", "data_parallel", 2, SMALL)
+    run = Run("torch", one_axis("data_parallel", 2), SMALL)
     ranks = [
         {"loss": 1.0, "difference": 0.1, "parameters": 10, "gradients": 8},
         {"loss": 1.0, "difference": 0.3, "parameters": 9, "gradients": None},
@@ -173,7 +173,7 @@ def test_results_come_by_rank_whoever_answers_first(monkeypatch):
 
 
 def test_contestants_that_train_otherwise_are_named():
-    run = Run("torch", "data_parallel", 2, SMALL)
+    run = Run("torch", one_axis("data_parallel", 2), SMALL)
     row = {"implementation": "torch", "loss": 1.0, "difference": 0.0}
     others = [{"implementation": "ddp", "loss": 1.1, "difference": 0.0}, {**row, "difference": float("nan")}]
     found = steps_numbers.disagreements(run, [row, row, *others])
@@ -184,7 +184,7 @@ def test_contestants_that_train_otherwise_are_named():
 
 
 def test_rates_count_the_operations_and_bytes_of_the_passes_and_the_update():
-    run = Run("torch", "single_device", 1, replace(SMALL, layers=2))
+    run = Run("torch", one_axis("single_device", 1), replace(SMALL, layers=2))
     taken = {"matmul": [3.0] * 2, "forward_backward": [5.0] * 2, "update": [7.0] * 2, "copy": [2.0] * 2}
     row = steps_numbers.rates(run, "torch", taken)
     assert row["share"]["median"] == 1  # five products: two forward, two for weights, one for an input

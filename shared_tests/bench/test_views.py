@@ -144,7 +144,7 @@ def test_the_table_of_a_diff_has_its_rows_totals_rules_and_what_the_device_does(
         for run, target in pairs:
             written = cost.communication(replace(run, implementation="torch"))
             told(f"{run.strategy} for {target}")
-            memory, traced = {"arguments": 5_000_000}, run.degree <= diff.MOST_TRACED
+            memory, traced = {"arguments": 5_000_000}, run.world_size <= diff.MOST_TRACED
             found.append(diff.compare(run, str(target), written, written[1:], traced, memory))
         return found
 

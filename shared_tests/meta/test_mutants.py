@@ -122,8 +122,8 @@ def test_an_edit_ends_with_its_block():
         edited("jax_impl.model", [("approximate=False", "approximate=True")]),
     ):
         inside = importlib.import_module("jax_impl.train")
-        strategy = importlib.import_module("jax_impl.shard_map.single_device")
+        strategy = importlib.import_module("jax_impl.shard_map.tensor_parallel")
         assert inside is not before and strategy.gelu is sys.modules["jax_impl.model"].gelu
         raise RuntimeError("inside")
     assert importlib.import_module("jax_impl.train") is before is sys.modules["jax_impl"].train
-    assert importlib.import_module("jax_impl.shard_map.single_device").gelu is not strategy.gelu
+    assert importlib.import_module("jax_impl.shard_map.tensor_parallel").gelu is not strategy.gelu

@@ -31,7 +31,7 @@ from rich.table import Table
 from contract import proof, reference
 from contract.optimizer import AdamW
 from contract.problem import Problem
-from contract.strategy import AXES, IMPLEMENTATIONS, Run, RunResult
+from contract.strategy import AXES, IMPLEMENTATIONS, Run, RunResult, one_axis
 from shardiff.ranks import jax_devices as devices
 from shardiff.ranks.torch_pool import Workers, workers
 from shardiff.system import files, machine
@@ -67,7 +67,13 @@ def main() -> int:
 def plan(strategies: Sequence[str], dtype: str, steps: int) -> list[Run]:
     """A run of every implementation and strategy, on two ranks."""
     return [
-        Run(side, strategy, 1 if strategy == "single_device" else 2, Problem(dtype=dtype, **SIZES), "adamw", steps)
+        Run(
+            side,
+            one_axis(strategy, 1 if strategy == "single_device" else 2),
+            Problem(dtype=dtype, **SIZES),
+            "adamw",
+            steps,
+        )
         for strategy in strategies
         for side in IMPLEMENTATIONS
     ]
@@ -100,7 +106,7 @@ def execute(run: Run, pool: Workers) -> tuple[RunResult, list[list[Look]]]:
     if run.implementation == "torch":
         from torch_impl import train
 
-        ranks = pool.call(train_looking, run, every, world_size=run.degree)
+        ranks = pool.call(train_looking, run, every, world_size=run.world_size)
         return train.assemble(run, [result for result, _ in ranks]), [looks for _, looks in ranks]
     from jax_impl import train
 

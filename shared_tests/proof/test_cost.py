@@ -9,16 +9,16 @@ import pytest
 
 from contract.cost import communication
 from contract.problem import BYTES, DTYPES, Problem
-from contract.strategy import AXES, IMPLEMENTATIONS, STRATEGIES, Run
+from contract.strategy import AXES, IMPLEMENTATIONS, STRATEGIES, Run, one_axis
 from shardiff.record import Executions, totals
 
 B, D, L, N, M = 12, 8, 4, 4, 3
-RUN = Run("torch", "data_parallel", N, Problem(B, D, L), microbatches=M)
+RUN = Run("torch", one_axis("data_parallel", N), Problem(B, D, L), microbatches=M)
 LOSS = 4  # bytes of the scalar
 
 
-def records(strategy, implementation="torch", **changes):
-    return communication(replace(RUN, strategy=strategy, implementation=implementation, **changes))
+def records(strategy, implementation="torch", degree=N, **changes):
+    return communication(replace(RUN, axes=one_axis(strategy, degree), implementation=implementation, **changes))
 
 
 def summary(some):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from contract import proof
 from contract.optimizer import OPTIMIZERS
 from contract.problem import DTYPES, Problem
-from contract.strategy import IMPLEMENTATIONS, STRATEGIES, Run
+from contract.strategy import IMPLEMENTATIONS, STRATEGIES, Run, one_axis
 from shared_tests import evidence
 from shared_tests.on_ranks import loss_alone, train_with_buckets
 
@@ -28,7 +28,9 @@ DEGREES = (1, 2, 4)
 def make(implementation: str, strategy: str, degree: int, dtype: str = "float64", optimizer: str = "adamw", **rest):
     sizes = {key: rest.pop(key) for key in ("batch", "width", "layers") if key in rest}
     problem = replace(SIZES, dtype=dtype, **sizes)
-    return Run(implementation, strategy, degree, problem, optimizer, device="cpu", **{"microbatches": 3, **rest})
+    return Run(
+        implementation, one_axis(strategy, degree), problem, optimizer, device="cpu", **{"microbatches": 3, **rest}
+    )
 
 
 CASES = [
@@ -59,7 +61,7 @@ def test_a_run_equals_the_reference(run, failures):
     assert failures(run) == []
 
 
-@each([run for run in CASES if run.problem.dtype == "float64" and run.degree > 1])
+@each([run for run in CASES if run.problem.dtype == "float64" and run.world_size > 1])
 def test_a_run_equals_the_reference_after_every_step(run, failures):
     assert [failures(replace(run, steps=steps)) for steps in (1, 2)] == [[], []]
 
@@ -82,13 +84,13 @@ def test_rank_r_holds_the_same_shard_on_every_side(run, execute):
             }, other
 
 
-@each([run for run in CASES if run.degree > 1 and run.strategy in ("data_parallel", "megatron_tensor_parallel")])
+@each([run for run in CASES if run.world_size > 1 and run.strategy in ("data_parallel", "megatron_tensor_parallel")])
 def test_replicas_are_bit_equal_after_every_step(run, execute):
     names = {"data_parallel": {"w0", "b3"}, "megatron_tensor_parallel": {"b1", "b3"}}[run.strategy]
     shards = execute(run).shards
     for name in names:
-        first, *others = [shards[rank][name].digests for rank in range(run.degree)]
-        assert others == [first] * (run.degree - 1), name
+        first, *others = [shards[rank][name].digests for rank in range(run.world_size)]
+        assert others == [first] * (run.world_size - 1), name
         assert len(set(first)) == run.steps + 1  # and every step changes them
     assert proof.differing_replicas(run, execute(run)) == []  # nor any other
 
@@ -97,8 +99,8 @@ def test_replicas_are_bit_equal_after_every_step(run, execute):
 def test_the_loss_without_gradients_is_the_same_on_every_rank(run, pool, reference_of):
     want = reference_of(run).losses[0]
     if run.implementation == "torch":
-        losses = pool.call(loss_alone, run, world_size=run.degree)
-        assert losses == [losses[0]] * run.degree
+        losses = pool.call(loss_alone, run, world_size=run.world_size)
+        assert losses == [losses[0]] * run.world_size
     else:
         losses = [loss_in_jax(run)]
     assert losses[0] == pytest.approx(want, rel=1e-12)
@@ -133,7 +135,7 @@ def test_overlap_changes_no_bit_between_two_ranks(run, execute):
 def test_data_parallel_does_not_depend_on_the_size_of_its_buckets(run, limit, pool, reference_of):
     from torch_impl import train
 
-    ranks = pool.call(train_with_buckets, run, limit, world_size=run.degree)
+    ranks = pool.call(train_with_buckets, run, limit, world_size=run.world_size)
     assert evidence.failures(run, train.assemble(run, ranks), reference_of(run)) == []
 
 
@@ -187,14 +189,14 @@ def test_a_compiled_pipeline_with_one_microbatch_has_bit_equal_loss_and_gradient
 def loss_in_jax(run: Run) -> float:
     import jax
 
-    from jax_impl import train
+    from jax_impl import compose, train
+    from jax_impl.mesh import make_mesh
     from shardiff.ranks import jax_devices as devices
 
-    strategy = train.load(run)
     with jax.enable_x64(True):
-        mesh = train.make_mesh(run, devices.devices(run.degree, "cpu"))
-        params, batch = train.make_params(strategy, mesh, run), train.make_batch(strategy, mesh, run, 0)
-        return float(jax.jit(lambda params, batch: strategy.loss(params, batch, mesh, run))(params, batch))
+        mesh = make_mesh(run, devices.devices(run.world_size, "cpu"))
+        params, batch = train.make_params(mesh, run), train.make_batch(mesh, run, 0)
+        return float(jax.jit(lambda params, batch: compose.loss(params, batch, mesh, run))(params, batch))
 
 
 def different(one, other) -> list[str]:
@@ -226,7 +228,7 @@ def small_runs(draw, implementation, strategy):
     microbatches = draw(st.integers(1, min(batch, 5)))
     optimizer = draw(st.sampled_from(OPTIMIZERS))
     sizes = Problem(batch, width, layers, "float64", seed=draw(st.integers(0, 3)))
-    return Run(implementation, strategy, degree, sizes, optimizer, 2, microbatches, device="cpu")
+    return Run(implementation, one_axis(strategy, degree), sizes, optimizer, 2, microbatches, device="cpu")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -246,6 +248,6 @@ def test_every_run_that_can_work_equals_the_reference(implementation, strategy, 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_gpu_equals_the_reference(implementation, strategy, dtype, execute_on_gpu, reference_of):
     problem = Problem(batch=64, width=256, layers=4, dtype=dtype)
-    run = Run(implementation, strategy, 1, problem, "adamw", 3, 4, device="cuda")
+    run = Run(implementation, one_axis(strategy, 1), problem, "adamw", 3, 4, device="cuda")
     own = execute_on_gpu(evidence.single_device(run)) if dtype == "bfloat16" else None
     assert evidence.failures(run, execute_on_gpu(run), reference_of(run), own) == []

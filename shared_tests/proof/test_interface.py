@@ -5,24 +5,33 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from contract.strategy import AXES, IMPLEMENTATIONS, STRATEGIES, Strategy
+import contract.strategy
+from contract.strategy import AXES, IMPLEMENTATIONS, STRATEGIES
 from shared_tests.definitions import DEFINITIONS, ROOTED, WITH_DIM
 
 SIDES = {"torch": "torch_impl.explicit", "shard_map": "jax_impl.shard_map", "annotated": "jax_impl.annotated"}
-FUNCTIONS = {  # name -> parameters
-    "split_params": ["params", "mesh", "run"],
-    "split_batch": ["batch", "mesh", "run"],
-    "loss": ["params", "batch", "mesh", "run"],
-    "loss_and_grads": ["params", "batch", "mesh", "run"],
+FUNCTIONS = ("split_params", "split_batch", "weights", "forward", "execute", "total")
+AS_DATA = {
+    "PARAMS_SPEC": "split_params",
+    "STACKED": "split_params",
+    "BATCH_SPEC": "split_batch",
+}  # what JAX has instead
+PARAMETERS = {  # of torch; JAX asks the mesh by the name of an axis alone, so it has no `mesh`
+    "split_params": ["params", "mesh"],
+    "split_batch": ["batch", "mesh"],
+    "weights": ["layer", "mesh"],
+    "forward": ["params", "x", "mesh"],
+    "total": ["share", "mesh"],
 }
 every_file = pytest.mark.parametrize(
-    ("implementation", "strategy"), [(i, s) for i in IMPLEMENTATIONS for s in AXES], ids=lambda value: value
+    ("implementation", "strategy"), [(i, s) for i in IMPLEMENTATIONS for s in STRATEGIES], ids=lambda value: value
 )
 ROOT = Path(__file__).parents[2]
 PACKAGES = {  # package -> what it may not import
@@ -41,28 +50,63 @@ def source(module):
     return ast.parse(Path(module.__file__).read_text())
 
 
-def test_the_sides_are_the_implementations_and_the_contract_names_the_functions():
+def test_the_sides_are_the_implementations_and_the_contract_tells_the_names():
     assert tuple(SIDES) == IMPLEMENTATIONS
-    assert [name for name in vars(Strategy) if name in FUNCTIONS] == list(FUNCTIONS)
     assert set(AXES) == {"single_device", *STRATEGIES}
+    text = " ".join(contract.strategy.__doc__.split())
+    places = [text.index(f" {name}(") for name in FUNCTIONS]
+    assert places == sorted(places), "the contract tells the names in their order"
 
 
-@every_file
-def test_a_strategy_has_its_names_in_order(implementation, strategy):
+def defined(implementation, strategy):
+    """The names of a strategy, in the order of its file, as the torch side calls them."""
     names = []
     for node in source(module(implementation, strategy)).body:
         if isinstance(node, ast.FunctionDef):
             names.append(node.name)
         elif isinstance(node, ast.Assign):
-            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
-    assert [name for name in names if name == "AXIS" or name in FUNCTIONS] == ["AXIS", *FUNCTIONS]
+            names += [AS_DATA.get(target.id, target.id) for target in node.targets if isinstance(target, ast.Name)]
+    return [name for name in names if name == "AXIS" or name in FUNCTIONS]
+
+
+@every_file
+def test_a_strategy_has_its_names_in_order(implementation, strategy):
+    names = defined(implementation, strategy)
+    assert names == [name for name in ("AXIS", *FUNCTIONS) if name in names]
+    if implementation == "annotated":
+        assert hasattr(module(implementation, strategy), "RULES")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_written_in_torch_is_written_under_shard_map(strategy):
+    assert defined("torch", strategy) == defined("shard_map", strategy)
 
 
 @every_file
 def test_a_strategy_s_functions_have_the_same_parameters(implementation, strategy):
     here = module(implementation, strategy)
-    for name, parameters in FUNCTIONS.items():
-        assert list(inspect.signature(getattr(here, name)).parameters) == parameters, name
+    for name, parameters in PARAMETERS.items():
+        if callable(function := getattr(here, name, None)):
+            want = parameters if implementation == "torch" else [p for p in parameters if p != "mesh"]
+            assert list(inspect.signature(function).parameters) == want, name
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_has_all_closed_forms(strategy):
+    """What is missing is an error, not another strategy's formula."""
+    parameters = {
+        "refusal": ["asked", "n"],
+        "rows": ["total", "n"],
+        "cut": ["parts", "problem", "n", "index", "unit"],
+        "communication": ["share", "n"],
+        "kept": ["layers", "residual", "n"],
+    }
+    here = contract.strategies.of(strategy)
+    assert (here.AXIS, here.UNIT >= 1) == (AXES[strategy], True)
+    for name, want in parameters.items():
+        assert list(inspect.signature(getattr(here, name)).parameters) == want, name
+    with pytest.raises(ModuleNotFoundError):
+        contract.strategies.of("magic")
 
 
 @every_file
@@ -79,17 +123,15 @@ def test_a_strategy_and_its_public_functions_have_docstrings(implementation, str
             assert ast.get_docstring(node), node.name
 
 
-@pytest.mark.parametrize("strategy", AXES)
-def test_the_shapes_in_the_docstrings_of_a_strategy_are_the_same_on_all_sides(strategy):
-    def shapes(implementation, function):
-        text = inspect.getdoc(getattr(module(implementation, strategy), function))
-        return text.splitlines()[0].rstrip(".")
+@pytest.mark.parametrize("strategy", ["data_parallel", "tensor_parallel", "megatron_tensor_parallel"])
+def test_the_shapes_that_a_strategy_splits_into_are_told_in_the_same_words_on_all_sides(strategy):
+    def words(implementation):
+        text = Path(module(implementation, strategy).__file__).read_text()
+        found = re.findall(r"(?:samples|columns|Even layers|even layers|dd layers): *([^.;\n\"]*[^.;\n\" ])", text)
+        return {shape for line in found for shape in re.findall(r"[WXYb]\[[^]]*\]", line)}
 
-    for function in ("split_params", "split_batch"):
-        if strategy == "pipeline_parallel":  # JAX pads and stacks, and says so
-            continue
-        texts = {i: shapes(i, function).split(":")[-1] for i in IMPLEMENTATIONS}
-        assert len(set(texts.values())) == 1, texts
+    shapes = {implementation: words(implementation) for implementation in IMPLEMENTATIONS}
+    assert shapes["torch"] and len(set(map(frozenset, shapes.values()))) == 1, shapes
 
 
 def test_the_eight_collectives_are_on_both_sides_with_the_same_parameters():

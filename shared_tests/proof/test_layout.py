@@ -7,10 +7,10 @@ import pytest
 
 from contract.layout import cut, layout, merge, names, owned
 from contract.problem import Layer, Problem
-from contract.strategy import AXES, STRATEGIES, Run
+from contract.strategy import AXES, STRATEGIES, Run, one_axis
 
 CASES = [
-    Run("torch", strategy, degree, Problem(batch=8, width=8, layers=layers), microbatches=1)
+    Run("torch", one_axis(strategy, degree), Problem(batch=8, width=8, layers=layers), microbatches=1)
     for strategy in AXES
     for degree in (1, 2, 4)
     for layers in (4, 6, 7)
@@ -66,33 +66,33 @@ SHAPES = {  # of w and b in layers 0 and 1 on 4 ranks, width 8
 @pytest.mark.parametrize("strategy", SHAPES)
 @pytest.mark.parametrize("rank", range(4))
 def test_shapes_by_hand(strategy, rank):
-    run = Run("torch", strategy, 4, Problem(batch=8, width=8, layers=2))
+    run = Run("torch", one_axis(strategy, 4), Problem(batch=8, width=8, layers=2))
     shards = cut(run.problem.parameters(), layout(run)[rank])
     assert tuple((layer.w.shape, layer.b.shape) for layer in shards) == SHAPES[strategy]
 
 
 def test_megatron_splits_columns_and_rows_in_turn():
-    run = Run("torch", "megatron_tensor_parallel", 2, Problem(batch=8, width=8, layers=6))
+    run = Run("torch", one_axis("megatron_tensor_parallel", 2), Problem(batch=8, width=8, layers=6))
     shapes = [layer.w.shape for layer in cut(run.problem.parameters(), layout(run)[1])]
     assert shapes == [(8, 4), (4, 8)] * 3
 
 
 def test_tensor_parallel_rank_1_of_2_holds_the_second_half_of_the_columns():
-    run = Run("torch", "tensor_parallel", 2, Problem(batch=8, width=4, layers=1))
+    run = Run("torch", one_axis("tensor_parallel", 2), Problem(batch=8, width=4, layers=1))
     (full,), (mine,) = run.problem.parameters(), cut(run.problem.parameters(), layout(run)[1])
     np.testing.assert_array_equal(mine.w, full.w[:, 2:])
     np.testing.assert_array_equal(mine.b, full.b[2:])
 
 
 def test_stages_hold_consecutive_layers_the_first_ones_more():
-    run = Run("torch", "pipeline_parallel", 4, Problem(batch=8, width=4, layers=7))
+    run = Run("torch", one_axis("pipeline_parallel", 4), Problem(batch=8, width=4, layers=7))
     held = [[name for part in parts for name in names(part)] for parts in layout(run)]
     assert held == [["w0", "b0", "w1", "b1"], ["w2", "b2", "w3", "b3"], ["w4", "b4", "w5", "b5"], ["w6", "b6"]]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_merge_refuses_a_shard_of_another_shape(strategy):
-    run = Run("torch", strategy, 2, Problem(batch=8, width=4, layers=2), microbatches=1)
+    run = Run("torch", one_axis(strategy, 2), Problem(batch=8, width=4, layers=2), microbatches=1)
     shards = [cut(run.problem.parameters(), parts) for parts in layout(run)]
     shards[0][0] = Layer(np.zeros((3, 4)), shards[0][0].b)
     columns = 2 if strategy in ("tensor_parallel", "megatron_tensor_parallel") else 4

@@ -9,19 +9,21 @@ import pytest
 from contract.layout import cut, layout
 from contract.memory import memory
 from contract.problem import BYTES, DTYPES, Problem
-from contract.strategy import AXES, IMPLEMENTATIONS, Run
+from contract.strategy import AXES, IMPLEMENTATIONS, Run, one_axis
 
 SMALL = Problem(batch=8, width=16, layers=4)
 
 
 def test_every_jax_stage_holds_as_much_as_the_longest():
-    torch, jax = (memory(Run(i, "pipeline_parallel", 2, replace(SMALL, layers=3))) for i in ("torch", "annotated"))
+    torch, jax = (
+        memory(Run(i, one_axis("pipeline_parallel", 2), replace(SMALL, layers=3))) for i in ("torch", "annotated")
+    )
     assert [m.parameters for m in torch] == [2 * 4 * (256 + 16), 4 * (256 + 16)]
     assert [m.parameters for m in jax] == [2 * 4 * (256 + 16)] * 2
 
 
 def test_sgd_keeps_one_array_and_adamw_two():
-    of = {name: memory(Run("torch", "data_parallel", 2, SMALL, name))[0] for name in ("sgd", "adamw")}
+    of = {name: memory(Run("torch", one_axis("data_parallel", 2), SMALL, name))[0] for name in ("sgd", "adamw")}
     assert of["sgd"].optimizer_state == of["sgd"].parameters
     assert of["adamw"].optimizer_state == 2 * of["adamw"].parameters
 
@@ -30,7 +32,7 @@ def test_sgd_keeps_one_array_and_adamw_two():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_parameters_and_gradients_are_the_bytes_of_the_layout(strategy, dtype):
     degree = 1 if strategy == "single_device" else 4
-    run = Run("torch", strategy, degree, replace(SMALL, layers=6, dtype=dtype))
+    run = Run("torch", one_axis(strategy, degree), replace(SMALL, layers=6, dtype=dtype))
     for held, parts in zip(memory(run), layout(run), strict=True):
         elements = sum(a.size for layer in cut(run.problem.parameters(), parts) for a in layer)
         assert held.parameters == held.gradients == elements * BYTES[dtype]
@@ -52,14 +54,14 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_activations_by_hand(strategy, implementation, dtype):
     want = ACTIVATIONS[strategy]
-    run = Run(implementation, strategy, len(want), Problem(batch=10, width=16, layers=6, dtype=dtype))
+    run = Run(implementation, one_axis(strategy, len(want)), Problem(batch=10, width=16, layers=6, dtype=dtype))
     e, c = BYTES[dtype], {"float64": 8, "float32": 4, "bfloat16": 4}[dtype]
     assert [held.activations for held in memory(run)] == [16 * (rows * e + losses * c) for rows, losses in want]
     assert {type(held.activations) for held in memory(run)} == {int}
 
 
 def test_memory_is_told_by_name():
-    held = memory(Run("torch", "single_device", 1, replace(SMALL, layers=1), "sgd"))[0]
+    held = memory(Run("torch", one_axis("single_device", 1), replace(SMALL, layers=1), "sgd"))[0]
     assert held.to_json() == {
         "parameters": 4 * (256 + 16),
         "gradients": 4 * (256 + 16),

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract import reference
-from contract.problem import DTYPES, Problem, pad_batch, split_sizes, split_slices
-from contract.strategy import AXES, Run
+from contract.problem import DTYPES, Batch, Problem, pad_batch, split_microbatches, split_sizes, split_slices
+from contract.strategy import AXES, Run, one_axis
 
 SMALL = Problem(batch=10, width=8, layers=4)
 
@@ -72,7 +72,9 @@ def test_numbers_follow_from_the_seed_alone():
 @pytest.mark.parametrize("strategy", AXES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_numbers_do_not_depend_on_strategy_degree_dtype_or_batch(strategy, dtype):
-    run = Run("torch", strategy, 1 if strategy == "single_device" else 4, replace(SMALL, dtype=dtype, batch=20))
+    run = Run(
+        "torch", one_axis(strategy, 1 if strategy == "single_device" else 4), replace(SMALL, dtype=dtype, batch=20)
+    )
     for a, b in zip(run.problem.parameters(), SMALL.parameters(), strict=True):
         assert a.w.dtype == a.b.dtype == np.float64
         np.testing.assert_array_equal(a.w, b.w)
@@ -108,3 +110,17 @@ def test_every_step_has_its_own_batch_and_inputs_are_not_targets():
     batches = [SMALL.data(step) for step in range(3)]
     assert len({a.tobytes() for batch in batches for a in (batch.x, batch.y)}) == 6
     assert batches[0].x.shape == batches[0].y.shape == (10, 8) and batches[0].weight.shape == (10, 1)
+
+
+@pytest.mark.parametrize(("rows", "shares", "microbatches"), [(12, 2, 3), (10, 2, 3), (7, 3, 2), (5, 1, 2), (4, 4, 1)])
+def test_microbatches_are_those_that_each_share_splits_into(rows, shares, microbatches):
+    batch = Batch(*(np.arange(1.0, rows + 1)[:, None] + 100 * i for i in range(3)))
+    split = split_microbatches(batch, shares, microbatches)
+    size = -(-(-(-rows // shares)) // microbatches)
+    for whole, parts in zip(batch, split, strict=True):
+        assert parts.shape == (microbatches, shares * size, 1)
+        assert sorted(parts[parts != 0]) == sorted(whole.ravel()), "every row once, and zeros"
+        for s, share in enumerate(split_slices(rows, shares)):
+            for m, one in enumerate(split_slices(share.stop - share.start, microbatches)):
+                got = parts[m, s * size : (s + 1) * size].ravel()
+                assert list(got[got != 0]) == list(whole[share][one].ravel()), (s, m)

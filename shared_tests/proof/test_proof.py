@@ -14,7 +14,7 @@ from contract import reference
 from contract.layout import cut, layout, names
 from contract.problem import BYTES, DTYPES, Layer, Problem
 from contract.proof import BFLOAT16_ROUNDOFF, CLAIMS, LIMITS, SCALARS, distances, error, limits, prove, scalar_error
-from contract.strategy import STRATEGIES, Run, RunResult, Shard
+from contract.strategy import STRATEGIES, Run, RunResult, Shard, one_axis
 
 SMALL = Problem(batch=6, width=8, layers=4)
 
@@ -37,7 +37,7 @@ def ideal(run: Run) -> RunResult:
 def small_run(
     strategy: str = "data_parallel", dtype: str = "float32", optimizer: str = "adamw", degree: int = 2
 ) -> Run:
-    return Run("torch", strategy, degree, replace(SMALL, dtype=dtype), optimizer, steps=2, microbatches=2)
+    return Run("torch", one_axis(strategy, degree), replace(SMALL, dtype=dtype), optimizer, steps=2, microbatches=2)
 
 
 def scaled(layers: list[Layer], layer: int, kind: int, factor: float) -> list[Layer]:

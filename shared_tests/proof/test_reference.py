@@ -12,7 +12,7 @@ import pytest
 from contract import reference
 from contract.optimizer import SLOTS, AdamW, Sgd, adamw_update, sgd_update
 from contract.problem import Layer, Problem
-from contract.strategy import STRATEGIES, Run
+from contract.strategy import STRATEGIES, Run, one_axis
 
 SMALL = Problem(batch=3, width=4, layers=3)
 
@@ -92,7 +92,9 @@ def test_adamw_by_hand():
 
 @pytest.mark.parametrize("optimizer", SLOTS)
 def test_a_run_is_its_steps_one_by_one(optimizer):
-    run = Run(problem=Problem(batch=4, width=4, layers=2), degree=1, optimizer=optimizer, steps=3)
+    run = Run(
+        axes=one_axis("data_parallel", 1), problem=Problem(batch=4, width=4, layers=2), optimizer=optimizer, steps=3
+    )
     got, params = reference.run(run), run.problem.parameters()
     state = [[[np.zeros_like(a) for _ in SLOTS[optimizer]] for a in layer] for layer in params]
     for step in range(3):
@@ -120,9 +122,9 @@ def test_a_run_is_its_steps_one_by_one(optimizer):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_reference_is_one_for_all_strategies_and_degrees(strategy):
-    base = Run(problem=Problem(batch=4, width=4, layers=4), degree=1, steps=2)
+    base = Run(axes=one_axis("data_parallel", 1), problem=Problem(batch=4, width=4, layers=4), steps=2)
     want = reference.run(base)
-    got = reference.run(replace(base, strategy=strategy, degree=4))
+    got = reference.run(replace(base, axes=one_axis(strategy, 4)))
     np.testing.assert_array_equal(got.losses, want.losses)
     np.testing.assert_array_equal(got.params[3].w, want.params[3].w)
     assert got.shards == []

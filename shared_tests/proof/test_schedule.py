@@ -23,8 +23,8 @@ def test_gpipe_is_complete_and_in_a_possible_order(stages, microbatches):
 
 @given(st.integers(1, 8), st.integers(1, 12))
 def test_every_stage_runs_all_forward_passes_and_then_all_backward_passes_in_order(stages, microbatches):
-    want = [Action(kind, i) for kind in (F, B) for i in range(microbatches)]
     for stage in range(stages):
+        want = [Action(kind, stage, 0, i) for kind in (F, B) for i in range(microbatches)]
         assert actions(gpipe(stages, microbatches), stage) == want
 
 
@@ -57,7 +57,7 @@ def test_a_schedule_of_nothing_is_refused_with_the_numbers(stages, microbatches)
         gpipe(stages, microbatches)
 
 
-F0, F1, B0, B1 = Action(F, 0), Action(F, 1), Action(B, 0), Action(B, 1)
+F0, F1, B0, B1 = (Action(kind, 0, 0, microbatch) for kind in (F, B) for microbatch in (0, 1))
 WRONG = {
     "forward before the stage before": (
         ((None, F0), (F0, None), (None, B0), (B0, None)),
@@ -86,5 +86,15 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_schedule_is_found(name):
     schedule, microbatches, words = WRONG[name]
+    schedule = [[action and action._replace(stage=stage) for stage, action in enumerate(row)] for row in schedule]
     with pytest.raises(ValueError, match=words):
         check(schedule, microbatches)
+
+
+def test_an_action_of_another_stage_is_found():
+    with pytest.raises(ValueError, match="tick 0: F0 of stage 1 is on stage 0"):
+        check(((F0._replace(stage=1),),), 1)
+
+
+def test_an_action_of_a_second_chunk_says_so():
+    assert [str(Action(kind, 3, chunk, 7)) for kind in (F, B) for chunk in (0, 1)] == ["F7", "F7.1", "B7", "B7.1"]

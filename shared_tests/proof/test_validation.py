@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contract.layout import layout
 from contract.problem import DTYPES, Problem
-from contract.strategy import AXES, IMPLEMENTATIONS, Run, impossible
+from contract.strategy import AXES, IMPLEMENTATIONS, Run, impossible, one_axis
 
 REFUSED = [
     ({"implementation": "tf"}, "unknown implementation 'tf'; known: torch, shard_map, annotated"),
@@ -42,13 +42,18 @@ REFUSED = [
 ]  # fmt: skip
 
 
+def changed(strategy="data_parallel", degree=4, **rest):
+    """The changes as a Run takes them."""
+    return {"axes": one_axis(strategy, degree), **rest}
+
+
 @pytest.mark.parametrize(("changes", "line"), REFUSED, ids=[line for _, line in REFUSED])
 def test_a_run_that_cannot_work_is_refused_in_one_line(changes, line):
     with pytest.raises(ValueError) as caught:
-        Run(**changes)
+        Run(**changed(**changes))
     assert str(caught.value) == line
     with pytest.raises(ValueError):
-        replace(Run(), **changes)
+        replace(Run(), **changed(**changes))
 
 
 ALLOWED = [
@@ -64,7 +69,7 @@ ALLOWED = [
 
 @pytest.mark.parametrize("changes", ALLOWED, ids=str)
 def test_a_run_that_can_work_is_not_refused(changes):
-    assert impossible(Run(**changes)) is None
+    assert impossible(Run(**changed(**changes))) is None
 
 
 @given(
@@ -75,7 +80,7 @@ def test_a_run_that_can_work_is_not_refused(changes):
 )
 def test_what_is_allowed_has_a_layout_with_something_for_every_rank(strategy, degree, problem, microbatches):
     try:
-        run = Run("torch", strategy, degree, problem, microbatches=microbatches)
+        run = Run("torch", one_axis(strategy, degree), problem, microbatches=microbatches)
     except ValueError as error:
         assert "\n" not in str(error) and any(digit in str(error) for digit in "0123456789")
         return
@@ -85,7 +90,8 @@ def test_what_is_allowed_has_a_layout_with_something_for_every_rank(strategy, de
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_mesh_is_named_by_its_axis(implementation):
-    named = {s: Run(implementation, s, 1 if s == "single_device" else 2, microbatches=1).mesh for s in AXES}
+    runs = {s: Run(implementation, one_axis(s, 1 if s == "single_device" else 2), microbatches=1) for s in AXES}
+    named = {s: str(run.mesh) for s, run in runs.items()}
     assert named == {
         "single_device": "1",
         "data_parallel": "dp=2",

@@ -30,7 +30,7 @@ from benchmarks.report import report
 from benchmarks.steps import steps
 from benchmarks.steps import view as steps_view
 from contract.problem import Problem
-from contract.strategy import STRATEGIES, Run
+from contract.strategy import STRATEGIES, Run, one_axis
 from shardiff.cli import main as cli
 from shardiff.cli import trace as trace_script
 from shardiff.system import environment, files, inputs, machine, memory
@@ -262,7 +262,7 @@ def test_what_is_there_is_what_a_container_leaves_in_either_version_of_cgroups(t
 
 
 def test_the_least_that_a_run_needs_is_less_than_what_the_closed_form_and_the_drawing_take():
-    run = Run("torch", "data_parallel", 4, Problem(128, 1024, 4))
+    run = Run("torch", one_axis("data_parallel", 4), Problem(128, 1024, 4))
     assert memory_limit.full_model(run.problem) >= 4 * 8 * (1024**2 + 1024)
     assert memory_limit.of_run(run, 4) >= 4 * memory_limit.drawn(run.problem)
     assert memory_limit.of_run(run, 4, copies=3) == 4 * memory.PROCESS + 3 * memory_limit.held(run)
@@ -595,7 +595,7 @@ def test_bench_steps_resumes_by_strategy_and_ranks_which_are_measured_in_turn(sa
 
     def strategy(plan, run, sets, starting):
         asked.append(steps.block(run))
-        part = {"strategy": run.strategy, "ranks": run.degree}
+        part = {"strategy": run.strategy, "ranks": run.world_size}
         yield {"rows": [{**part, "n": 1}], "ratios": [], "failures": []}
         yield {"rows": [{**part, "n": 2}], "ratios": [part], "failures": [f"torch {steps.block(run)}: x"]}
 

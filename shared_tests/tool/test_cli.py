@@ -18,7 +18,7 @@ from benchmarks import check
 from contract.optimizer import OPTIMIZERS
 from contract.problem import DTYPES, Problem
 from contract.proof import prove
-from contract.strategy import AXES, DEVICES, IMPLEMENTATIONS, STRATEGIES
+from contract.strategy import AXES, DEVICES, IMPLEMENTATIONS, STRATEGIES, one_axis
 from shardiff.cli import main as cli
 from shared_tests.proof.test_proof import ideal
 
@@ -102,7 +102,9 @@ def test_version_is_the_distribution_s(capsys):
 def test_the_default_plan_is_the_lecture_s_problem_everywhere():
     runs = check.plan(IMPLEMENTATIONS)
     assert [(run.implementation, run.strategy) for run in runs] == [(i, s) for i in IMPLEMENTATIONS for s in STRATEGIES]
-    sizes = {(r.degree, r.problem.batch, r.problem.width, r.problem.layers, r.problem.dtype, r.optimizer) for r in runs}
+    sizes = {
+        (r.world_size, r.problem.batch, r.problem.width, r.problem.layers, r.problem.dtype, r.optimizer) for r in runs
+    }
     assert sizes == {(4, 128, 1024, 4, "float32", "adamw")}
 
 
@@ -121,7 +123,7 @@ def test_a_closed_stream_changes_nothing_but_what_is_seen(closed):
 def test_a_plan_has_each_combination_once_and_single_device_on_one_rank():
     runs = check.plan(["torch", "torch"], ["single_device", "data_parallel"], (), ["float32", "float64"], OPTIMIZERS)
     assert len(runs) == 8
-    assert {run.strategy: run.degree for run in runs} == {"single_device": 1, "data_parallel": 4}
+    assert {run.strategy: run.world_size for run in runs} == {"single_device": 1, "data_parallel": 4}
 
 
 @pytest.fixture
@@ -224,7 +226,7 @@ def test_an_error_in_a_worker_comes_first_and_makes_the_status_3(monkeypatch, ca
 def test_an_error_in_the_caller_s_own_process_has_a_traceback_without_the_command_s_frames():
     (run, *_) = check.plan(["annotated"])
     with pytest.raises(check.RunFailed) as failed, check.failing_as(run):
-        ideal(replace(run, degree=0))
+        ideal(replace(run, axes=one_axis(run.strategy, 0)))
     assert str(failed.value) == f"{check.label(run)}: ValueError: degree must be at least 1, got 0"
     assert failed.value.report.rstrip().endswith("ValueError: degree must be at least 1, got 0")
     assert "test_cli.py" in failed.value.report and "check.py" not in failed.value.report

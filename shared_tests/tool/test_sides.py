@@ -113,6 +113,17 @@ def test_one_steady_step_of_a_run_is_compared_unless_another_is_asked_for(folder
         sides.program(replace(side, step=4))
 
 
+def test_a_strategy_is_a_side_too(folder, monkeypatch, capsys):
+    from benchmarks import diff_strategies
+
+    asked = []
+    program = Program(read("one.txt").records, "data_parallel on 2 ranks")
+    monkeypatch.setattr(diff_strategies, "written", lambda run, timeout: asked.append(run) or program)
+    assert cli.main(["diff", "data_parallel", "one.txt", "--degree", "2", "--width", "64", "--json"]) == 0
+    assert [(run.strategy, run.world_size, run.problem.width) for run in asked] == [("data_parallel", 2, 64)]
+    assert json.loads(capsys.readouterr().out)["left"]["label"] == "data_parallel on 2 ranks"
+
+
 def test_the_steps_of_a_run_in_a_file_are_its_segments(folder):
     record = read("one.txt").records[0].to_json()
     parts = {name: {"records": [record]} for name in ("set-up", "step 1", "step 2")}
@@ -139,7 +150,7 @@ def test_the_steps_of_a_run_in_a_file_are_its_segments(folder):
         ("one.txt one.txt --step 1", "one.txt has 0 training steps, so there is no step 1"),
         ("one.txt one.txt --fail-on everything", "unknown fail-on 'everything'; known: unexplained, extra-bytes"),
         ("one.txt empty.txt", "empty.txt: empty: HLO text starts with HloModule"),
-        ("tensor_parallel --nproc 2", "--nproc are for two programs; a strategy has --mesh and --target"),
+        ("tensor_parallel --nproc 2", "--nproc and --step are for two programs that are no strategies"),
     ],
 )
 def test_wrong_sides_are_refused_in_one_line(folder, arguments, words, monkeypatch, capsys):

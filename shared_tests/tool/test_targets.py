@@ -12,10 +12,11 @@ import jax
 import pytest
 
 from contract.problem import Problem
-from contract.strategy import AXES, STRATEGIES, Run
-from jax_impl import compiled as targets
+from contract.strategy import AXES, STRATEGIES, Run, one_axis
 from jax_impl import train
 from jax_impl.compiled import Compiled, compile, compile_all
+from jax_impl.compose import abstract
+from jax_impl.mesh import make_mesh
 from shardiff import hlo
 from shardiff.compiling import devices as target_devices
 from shardiff.compiling.hardware import FAMILIES, has_compiler, known, parse
@@ -133,10 +134,10 @@ def test_the_description_of_a_gpu_agrees_with_its_datasheet(name):
 def test_the_shapes_compiled_for_are_those_of_the_arrays_trained_on(implementation, strategy):
     # a batch that has to be padded, and stages that differ in length
     problem = Problem(batch=6, width=8, layers=6, dtype="bfloat16")
-    run = Run(implementation, strategy, 1 if strategy == "single_device" else 4, problem)
-    module, mesh = train.load(run), train.make_mesh(run, devices(run.degree, "cpu"))
-    placed = train.make_params(module, mesh, run), train.make_batch(module, mesh, run, 0)
-    shapes = targets.shapes(module, mesh, run)
+    run = Run(implementation, one_axis(strategy, 1 if strategy == "single_device" else 4), problem)
+    mesh = make_mesh(run, devices(run.world_size, "cpu"))
+    placed = train.make_params(mesh, run), train.make_batch(mesh, run, 0)
+    shapes = abstract(mesh, run)
     assert jax.tree.structure(shapes) == jax.tree.structure(placed)
     for shape, array in zip(jax.tree.leaves(shapes), jax.tree.leaves(placed), strict=True):
         assert (shape.shape, shape.dtype) == (array.shape, array.dtype)
@@ -146,12 +147,12 @@ def test_the_shapes_compiled_for_are_those_of_the_arrays_trained_on(implementati
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_whole_step_compiles_to_the_program_that_trains(implementation, strategy):
-    run = Run(implementation, strategy, 4, Problem(batch=8, width=16, layers=4))
+    run = Run(implementation, one_axis(strategy, 4), Problem(batch=8, width=16, layers=4))
     compiled = compile(run, parse("cpu:4"), "highest", update=True)
-    module, mesh, optimizer = train.load(run), train.make_mesh(run, devices(4, "cpu")), train.make_optimizer(run)
+    mesh, optimizer = make_mesh(run, devices(4, "cpu")), train.make_optimizer(run)
     with jax.default_matmul_precision("highest"):
-        params, batch = train.make_params(module, mesh, run), train.make_batch(module, mesh, run, 0)
-        step: Any = train.compile_step(module, mesh, run, optimizer, params)
+        params, batch = train.make_params(mesh, run), train.make_batch(mesh, run, 0)
+        step: Any = train.compile_step(mesh, run, optimizer, params)
         trained = step.lower(params, optimizer.init(params), batch).compile()
     assert instructions(compiled.hlo) == instructions(trained.as_text())
     assert compiled.memory.aliased > 0  # what is replaced is given back
@@ -159,20 +160,22 @@ def test_the_whole_step_compiles_to_the_program_that_trains(implementation, stra
 
 def test_every_family_compiles_one_after_another_in_one_process():
     names = [text for text, n in SIZES.items() if n <= 72 and has_compiler(parse(text).kind)]
-    jobs = [(Run("annotated", "data_parallel", parse(t).num_devices, Problem(72, 16, 2)), parse(t)) for t in names]
+    jobs = [
+        (Run("annotated", one_axis("data_parallel", parse(t).num_devices), Problem(72, 16, 2)), parse(t)) for t in names
+    ]
     for (run, target), compiled in zip(jobs, compile_all(jobs), strict=True):
         assert compiled.target == target
         records = hlo.read(compiled.hlo).records
-        assert {r.op for r in records} == ({"all_reduce"} if run.degree > 1 else set())
-        assert sum(r.payload_bytes for r in records) == (4 * (2 * (16 * 16 + 16) + 1) if run.degree > 1 else 0)
-        assert all(r.groups == (tuple(range(run.degree)),) for r in records)
+        assert {r.op for r in records} == ({"all_reduce"} if run.world_size > 1 else set())
+        assert sum(r.payload_bytes for r in records) == (4 * (2 * (16 * 16 + 16) + 1) if run.world_size > 1 else 0)
+        assert all(r.groups == (tuple(range(run.world_size)),) for r in records)
         assert compiled.memory.arguments > 0 and compiled.seconds > 0
     needs(*SIZES)  # those that are not here are skipped, not forgotten
 
 
 def test_memory_is_what_a_device_holds():
     needs("h100:8")
-    run = Run("shard_map", "tensor_parallel", 8, Problem(256, 1024, 4))
+    run = Run("shard_map", one_axis("tensor_parallel", 8), Problem(256, 1024, 4))
     params = 4 * (1024 * 1024 + 1024) // 8
     for compiled in compile_all([(run, parse("cpu:8")), (run, parse("h100:8"))]):
         assert compiled.memory.arguments == 4 * (params + 256 * 1024 + 256 * 1024 // 8 + 256)
@@ -182,14 +185,14 @@ def test_memory_is_what_a_device_holds():
 
 def test_a_slice_of_1024_chips_costs_no_more_than_its_program():
     needs("v5p:8x8x16")
-    compiled = compile(Run("annotated", "data_parallel", 1024, Problem(1024, 64, 2)), parse("v5p:8x8x16"))
+    compiled = compile(Run("annotated", one_axis("data_parallel", 1024), Problem(1024, 64, 2)), parse("v5p:8x8x16"))
     assert found(compiled) == {("backward", "all_reduce", "float32", 4 * (2 * (64 * 64 + 64) + 1)): 1}
     assert {r.group_size for r in hlo.read(compiled.hlo).records} == {1024}
 
 
 def test_tensor_parallel_as_each_compiler_has_it():
     needs("cpu:8", "h100:8", "v5e:2x4")
-    run, size = Run("annotated", "tensor_parallel", 8, Problem(256, 1024, 4)), 4 * 256 * 1024
+    run, size = Run("annotated", one_axis("tensor_parallel", 8), Problem(256, 1024, 4)), 4 * 256 * 1024
     cpu, h100, v5e = compile_all([(run, parse(t)) for t in ("cpu:8", "h100:8", "v5e:2x4")])
     (exact,) = compile_all([(run, parse("v5e:2x4"))], "highest")
     gathers, scatters = ("all_gather", "float32", size), ("backward", "reduce_scatter", "float32", size)
@@ -209,7 +212,8 @@ def test_tensor_parallel_as_each_compiler_has_it():
 
 def test_float64_and_bfloat16_are_compiled_as_such():
     jobs = [
-        (Run("shard_map", "tensor_parallel", 8, Problem(8, 16, 2, t)), parse("cpu:8")) for t in ("float64", "bfloat16")
+        (Run("shard_map", one_axis("tensor_parallel", 8), Problem(8, 16, 2, t)), parse("cpu:8"))
+        for t in ("float64", "bfloat16")
     ]
     double, half = compile_all(jobs)
     assert "f64[8,16]" in double.hlo and "bf16[8,16]" in half.hlo
@@ -218,20 +222,23 @@ def test_float64_and_bfloat16_are_compiled_as_such():
 
 def test_some_of_the_devices_do_if_they_make_a_slice(capfd):
     needs("h100:8", "v5e:2x4")
-    run = Run("annotated", "data_parallel", 4, TINY)
+    run = Run("annotated", one_axis("data_parallel", 4), TINY)
     for compiled in compile_all([(run, parse(t)) for t in ("cpu:8", "h100:8", "v5e:2x4")]):
         assert {r.group_size for r in hlo.read(compiled.hlo).records} == {4}
     with pytest.raises(ValueError, match="^3 of the 8 devices of v5e:2x4 make no slice: [^\n]*$"):
-        compile(Run("annotated", "data_parallel", 3, TINY), parse("v5e:2x4"))
+        compile(Run("annotated", one_axis("data_parallel", 3), TINY), parse("v5e:2x4"))
     assert capfd.readouterr() == ("", "")
 
 
 def test_what_cannot_be_compiled_is_refused_in_one_line(capfd, monkeypatch):
-    run, large = Run("annotated", "data_parallel", 8, TINY), Run("annotated", "data_parallel", 8, Problem(8, 65536, 4))
+    run, large = (
+        Run("annotated", one_axis("data_parallel", 8), TINY),
+        Run("annotated", one_axis("data_parallel", 8), Problem(8, 65536, 4)),
+    )
     for job, precision, words in (
         ((run, parse("cpu:4")), "default", "^8 ranks need 8 devices, cpu:4 has 4$"),
         (
-            (Run("torch", "data_parallel", 4, TINY), parse("cpu:4")),
+            (Run("torch", one_axis("data_parallel", 4), TINY), parse("cpu:4")),
             "default",
             "^torch is traced, not compiled; [^\n]*$",
         ),

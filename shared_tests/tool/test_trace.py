@@ -17,23 +17,24 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from contract import cost
 from contract.problem import Problem
-from contract.strategy import AXES, STRATEGIES, Run
+from contract.strategy import AXES, STRATEGIES, Run, one_axis
 from shardiff.ranks.torch_pool import Workers, workers
 from shardiff.record import Record, totals
 from shardiff.tracing.calls import Call
 from shardiff.tracing.merge import merge
 from shardiff.tracing.tracer import capture, trace
+from torch_impl.mesh import make_mesh, of_device_mesh
 from torch_impl.traced import trace_run
 
 SMALL = Problem(batch=16, width=16, layers=8)
-RUNS = [Run("torch", strategy, n, SMALL, device="cpu") for strategy in STRATEGIES for n in (2, 4, 8)]
-RUNS += [Run("torch", "data_parallel", n, SMALL, overlap=False, device="cpu") for n in (2, 4, 8)]
+RUNS = [Run("torch", one_axis(strategy, n), SMALL, device="cpu") for strategy in STRATEGIES for n in (2, 4, 8)]
+RUNS += [Run("torch", one_axis("data_parallel", n), SMALL, overlap=False, device="cpu") for n in (2, 4, 8)]
 RUNS += [
-    Run("torch", "pipeline_parallel", n, SMALL, microbatches=m, device="cpu")
+    Run("torch", one_axis("pipeline_parallel", n), SMALL, microbatches=m, device="cpu")
     for n, m in ((2, 1), (2, 4), (4, 1), (4, 3), (4, 6), (8, 2))
 ]
 RUNS += [
-    Run("torch", "tensor_parallel", 2, Problem(16, 16, 4, dtype=dtype), device="cpu")
+    Run("torch", one_axis("tensor_parallel", 2), Problem(16, 16, 4, dtype=dtype), device="cpu")
     for dtype in ("float64", "bfloat16")
 ]
 
@@ -46,7 +47,7 @@ def traced_runs() -> dict[Run, list[Record]]:
 
 def run_id(run: Run) -> str:
     extra = f"-m{run.microbatches}" if run.strategy == "pipeline_parallel" else "" if run.overlap else "-naive"
-    return f"{run.strategy}-{run.degree}{extra}-{run.problem.dtype}"
+    return f"{run.strategy}-{run.world_size}{extra}-{run.problem.dtype}"
 
 
 @pytest.mark.parametrize("run", RUNS, ids=run_id)
@@ -71,7 +72,7 @@ def comparable(r: Record) -> tuple[Any, ...]:
 
 
 def test_gradients_are_named(traced_runs: dict[Run, list[Record]]) -> None:
-    traced = traced_runs[Run("torch", "data_parallel", 2, SMALL, overlap=False, device="cpu")]
+    traced = traced_runs[Run("torch", one_axis("data_parallel", 2), SMALL, overlap=False, device="cpu")]
     names = [f"gradient of {kind}{layer}" for layer in reversed(range(8)) for kind in "bw"]
     assert [r.detail for r in traced if r.phase == "backward"] == names
 
@@ -90,11 +91,11 @@ def trace_library(device: torch.device, name: str) -> list[Call]:
 def library_step(device: torch.device, maker: str, strategy: str) -> Callable[[], Any]:
     """A step of `benchmarks.steps.peers`: 2 ranks, 16 samples, 4 layers of 16 x 16."""
     peers, train = importlib.import_module("benchmarks.steps.peers"), importlib.import_module("torch_impl.train")
-    run = Run("torch", strategy, 2, Problem(16, 16, 4), device="cpu")
+    run = Run("torch", one_axis(strategy, 2), Problem(16, 16, 4), device="cpu")
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=(AXES[strategy] or "",))
     step, model = getattr(peers, maker)(mesh, run, device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    batch = train.make_batch(importlib.import_module(f"torch_impl.explicit.{strategy}"), mesh, run, 0, device)
+    batch = train.make_batch(of_device_mesh(mesh, run), run, 0, device)
 
     def all_of_it() -> None:
         step(batch)
@@ -225,18 +226,18 @@ def test_tracing_nests_passes_exceptions_on_and_changes_nothing(pool: Workers) -
 
 def train_traced(device: torch.device, run: Run) -> list[Tensor]:
     """The gradients of a step, without and with tracing."""
-    strategy, train = (importlib.import_module(f"torch_impl.{name}") for name in (f"explicit.{run.strategy}", "train"))
-    mesh = init_device_mesh("cpu", (run.degree,), mesh_dim_names=(AXES[run.strategy] or "",))
-    batch = train.make_batch(strategy, mesh, run, 0, device)
+    compose, train = (importlib.import_module(f"torch_impl.{name}") for name in ("compose", "train"))
+    mesh = make_mesh(run, device)
+    batch = train.make_batch(mesh, run, 0, device)
     grads = []
     for context in (nullcontext(), trace()):
         with context:
-            _, layers = strategy.loss_and_grads(train.make_params(strategy, mesh, run, device), batch, mesh, run)
+            _, layers = compose.loss_and_grads(train.make_params(mesh, run, device), batch, mesh, run)
         grads.append(torch.cat([g.flatten() for layer in layers for g in layer]))
     return grads
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_gradients_are_the_same_to_the_bit(strategy: str, pool: Workers) -> None:
-    for plain, traced in pool.call(train_traced, Run("torch", strategy, 2, SMALL), world_size=2):
+    for plain, traced in pool.call(train_traced, Run("torch", one_axis(strategy, 2), SMALL), world_size=2):
         assert torch.equal(plain, traced)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contract.problem import Problem
-from contract.strategy import STRATEGIES, Run
+from contract.strategy import STRATEGIES, Run, one_axis
 from shardiff.ranks.torch_pool import Workers
 from shardiff.tracing.calls import Call
 from shardiff.tracing.link import Link, Server, StoppedError, serve
@@ -423,7 +423,7 @@ def call_soundly(device: torch.device, directory: str) -> tuple[list[str], int]:
     with verified(f"{directory}/0", rank) as objections:
         made = every_call.make_calls(device)
         for strategy in STRATEGIES:
-            trace_rank(device, Run("torch", strategy, 2, Problem(8, 8, 4), device="cpu"))
+            trace_rank(device, Run("torch", one_axis(strategy, 2), Problem(8, 8, 4), device="cpu"))
         for name in library.LIBRARIES.keys() - {"compile"}:
             library.trace_library(device, name)
         works = [dist.all_reduce(torch.ones(2), group=group, async_op=True) for group in groups[:: 1 - 2 * rank]]

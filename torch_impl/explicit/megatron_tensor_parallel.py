@@ -7,47 +7,33 @@ not the first, whose input needs no gradient. B D e bytes each, L - 1 times.
 
 from __future__ import annotations
 
-from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
+from collections.abc import Iterable
 
-from contract.problem import Batch, Layer
-from contract.strategy import Run
+from torch import Tensor
+
+from contract.problem import Layer
 from torch_impl.collectives import all_reduce_identity, identity_all_reduce
-from torch_impl.model import clear_grads, gelu, grads_of, squared_error
+from torch_impl.mesh import Mesh
+from torch_impl.model import gelu
 
 AXIS = "tp"
 
 
-def split_params(params: list[Layer], mesh: DeviceMesh, run: Run) -> list[Layer]:
+def split_params(params: list[Layer], mesh: Mesh) -> list[Layer]:
     """Even layers: W[D, F_tp], b[F_tp]. Odd layers: W[F_tp, D], and the whole b[D]."""
-    rank, n = mesh.get_local_rank(AXIS), mesh.size()
+    rank, n = mesh.rank(AXIS), mesh.size(AXIS)
     return [
         Layer(w.chunk(n, dim=0)[rank], b) if i % 2 else Layer(w.chunk(n, dim=1)[rank], b.chunk(n)[rank])
         for i, (w, b) in enumerate(params)
     ]
 
 
-def split_batch(batch: Batch, mesh: DeviceMesh, run: Run) -> Batch:
-    """Every rank has the whole batch: X[B, D], Y[B, D]."""
-    return batch
-
-
-def loss(params: list[Layer], batch: Batch, mesh: DeviceMesh, run: Run) -> Tensor:
-    """The mean squared error, a scalar, the same on every rank."""
-    group = mesh.get_group(AXIS)
-    x = batch.x
-    for i in range(0, len(params), 2):
-        (w_up, b_up), (w_down, b_down) = params[i : i + 2]
+def forward(params: Iterable[Layer], x: Tensor, mesh: Mesh) -> Tensor:
+    """The layers in pairs; input and output are whole on every rank: X[B, D]."""
+    group, layers = mesh.group(AXIS), iter(params)
+    for (w_up, b_up), (w_down, b_down) in zip(layers, layers, strict=True):
         x = identity_all_reduce(x, group)  # f
         h = gelu(x @ w_up + b_up)  # H[B, F_tp] = X[B, D] @ W[D, F_tp]
         y = all_reduce_identity(h @ w_down, group)  # g: Y[B, D] = AllReduce_tp(H[B, F_tp] @ W[F_tp, D]{U_tp})
         x = gelu(y + b_down)  # the bias once, after the sum
-    return squared_error(x, batch)
-
-
-def loss_and_grads(params: list[Layer], batch: Batch, mesh: DeviceMesh, run: Run) -> tuple[Tensor, list[Layer]]:
-    """The loss, and the gradients of a rank's columns and rows. The backward all_reduces are those of f."""
-    clear_grads(params)
-    total = loss(params, batch, mesh, run)
-    total.backward()
-    return total.detach(), grads_of(params)
+    return x

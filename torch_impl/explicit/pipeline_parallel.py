@@ -1,4 +1,4 @@
-"""Pipeline parallel: the layers split into stages over `pp`, the batch into microbatches, run in GPipe's order.
+"""Pipeline parallel: the layers split into stages over `pp`, the batch into microbatches, run in a schedule's order.
 
 Forward: every microbatch's activations are sent to the next stage. Backward: their gradients to the stage before.
 (B / m) D e bytes for each of m microbatches and n - 1 boundaries, each way (Huang et al., 1811.06965). The loss is the
@@ -7,55 +7,50 @@ last stage's, told to all by one scalar all_reduce. What a stage does when is da
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from contract.problem import Batch, Layer, split_slices
-from contract.schedule import Action, actions, gpipe
-from contract.strategy import Run
-from torch_impl.model import clear_grads, gelu, grads_of, squared_error
+from contract.schedule import Action
+from torch_impl.mesh import Mesh
 
 AXIS = "pp"
+Observer = Callable[[str, Action | None], AbstractContextManager[None]]  # around what happens, and for which action
 
 
-def split_params(params: list[Layer], mesh: DeviceMesh, run: Run) -> list[Layer]:
+def split_params(params: list[Layer], mesh: Mesh) -> list[Layer]:
     """A stage's layers, whole: W[D, F], b[F]."""
-    return params[split_slices(len(params), mesh.size())[mesh.get_local_rank(AXIS)]]
+    stage = split_slices(len(params) // mesh.unit, mesh.size(AXIS))[mesh.rank(AXIS)]
+    return params[stage.start * mesh.unit : stage.stop * mesh.unit]
 
 
-def split_batch(batch: Batch, mesh: DeviceMesh, run: Run) -> Batch:
-    """The whole batch; only the first stage reads X[B, D], only the last one Y[B, D]."""
-    return batch
+def execute(
+    forward: Callable[[Tensor], Tensor],
+    loss: Callable[[Tensor, Batch], Tensor],
+    total: Callable[[Tensor], None],
+    batch: Batch,
+    mesh: Mesh,
+    todo: Sequence[Action],
+    microbatches: int,
+    observe: Observer = lambda kind, action: nullcontext(),
+    input_grad: bool = False,
+) -> None:
+    """Run a stage's actions in their order: forward and backward passes, and what must be sent between stages.
 
-
-def loss(params: list[Layer], batch: Batch, mesh: DeviceMesh, run: Run) -> Tensor:
-    """The mean squared error, a scalar, the same on every rank."""
-    return execute(params, batch, mesh, run, kinds=("forward",))
-
-
-def loss_and_grads(params: list[Layer], batch: Batch, mesh: DeviceMesh, run: Run) -> tuple[Tensor, list[Layer]]:
-    """The loss, and the gradients of a stage's layers."""
-    clear_grads(params)
-    total = execute(params, batch, mesh, run, kinds=("forward", "backward"))
-    return total, grads_of(params)
-
-
-def forward(params: list[Layer], x: Tensor) -> Tensor:
-    """One microbatch through one stage."""
-    for w, b in params:
-        x = gelu(x @ w + b)  # Y[B, F] = X[B, D] @ W[D, F]
-    return x
-
-
-def execute(params: list[Layer], batch: Batch, mesh: DeviceMesh, run: Run, kinds: tuple[str, ...]) -> Tensor:
-    """Run the actions of these kinds that the schedule gives this stage, and return the loss of all microbatches."""
-    group, stage, last = mesh.get_group(AXIS), mesh.get_local_rank(AXIS), mesh.size() - 1
-    microbatches = [Batch(*parts) for parts in zip(*(a.tensor_split(run.microbatches) for a in batch), strict=True)]
-    total = batch.weight.new_zeros(())
+    forward: of one microbatch, X[b, D] -> Y[b, D] as the targets are laid out. loss: the last stage's share, of its
+    output. total: is given the sum of all shares once the forward passes are done. observe: is entered around every
+    "forward", "backward", "send" and "wait". input_grad: of the first stage too, so that all stages work alike.
+    """
+    group, stage, last = mesh.group(AXIS), mesh.rank(AXIS), mesh.size(AXIS) - 1
+    parts = [Batch(*each) for each in zip(*(a.tensor_split(microbatches) for a in batch), strict=True)]
+    share = batch.weight.new_zeros(())
     saved: dict[int, tuple[Tensor, Tensor]] = {}  # microbatch -> (input, output) of this stage
     sends: list[tuple[dist.Work | None, Tensor]] = []  # a buffer must live until it is sent
+    forward_left = sum(action.kind == "forward" for action in todo)
 
     def source(action: Action) -> int:
         return stage - 1 if action.kind == "forward" else stage + 1
@@ -66,14 +61,19 @@ def execute(params: list[Layer], batch: Batch, mesh: DeviceMesh, run: Run, kinds
     def receive(action: Action | None) -> tuple[dist.Work | None, Tensor] | None:
         if action is None or not 0 <= source(action) <= last:
             return None
-        buffer = torch.empty_like(microbatches[action.microbatch].x)
-        return dist.irecv(buffer, group=group, group_src=source(action)), buffer
+        buffer = torch.empty_like(parts[action.microbatch].y)  # laid out as the targets are, as every output is
+        with observe("send", action):
+            return dist.irecv(buffer, group=group, group_src=source(action)), buffer
 
-    todo = [action for action in actions(gpipe(last + 1, run.microbatches), stage) if action.kind in kinds]
+    def wait(work: dist.Work | None) -> None:
+        with observe("wait", None):
+            assert work is not None  # this rank is in the group
+            work.wait()
+
     incoming = receive(todo[0])
     for action, following in zip(todo, [*todo[1:], None], strict=True):
         if incoming is not None:
-            incoming[0].wait()
+            wait(incoming[0])
         received = incoming and incoming[1]
         # Receive ahead, while computing. Not from the rank that this action sends to: NCCL runs what passes between
         # two ranks in order, and each would wait for the other.
@@ -81,23 +81,32 @@ def execute(params: list[Layer], batch: Batch, mesh: DeviceMesh, run: Run, kinds
         incoming = receive(following) if ahead else None
 
         i = action.microbatch
-        if action.kind == "forward":
-            x = microbatches[i].x if received is None else received.requires_grad_()
-            out = forward(params, x)
-            if stage == last:
-                out = squared_error(out, microbatches[i])
-                total += out.detach()
-            saved[i], outgoing = (x, out), out.detach()
-        else:
-            x, out = saved.pop(i)
-            out.backward(received)
-            outgoing = x.grad
+        with observe(action.kind, action):
+            if action.kind == "forward":
+                x = parts[i].x if received is None else received
+                x = x.detach().requires_grad_(received is not None or input_grad)
+                out = forward(x)
+                if stage == last:
+                    out = loss(out, parts[i])
+                    share += out.detach()
+                saved[i], outgoing = (x, out), out.detach()
+            else:
+                x, out = saved.pop(i)
+                out.backward(received)
+                outgoing = x.grad
         if 0 <= target(action) <= last:
-            sends.append((dist.isend(outgoing, group=group, group_dst=target(action)), outgoing))
-        if action == Action("forward", run.microbatches - 1):  # the loss is told to all while the backward pass runs
-            sends.append((dist.all_reduce(total, group=group, async_op=True), total))
+            assert outgoing is not None  # what was received has a gradient
+            with observe("send", action):
+                sends.append((dist.isend(outgoing, group=group, group_dst=target(action)), outgoing))
+        forward_left -= action.kind == "forward"
+        if forward_left == 0 and action.kind == "forward":
+            total(share)
         if not ahead:
             incoming = receive(following)
     for work, _ in sends:
-        work.wait()
-    return total
+        wait(work)
+
+
+def total(share: Tensor, mesh: Mesh) -> dist.Work | None:
+    """The last stage's loss, to all stages, in place. The others' shares are zero."""
+    return dist.all_reduce(share, group=mesh.group(AXIS), async_op=True)

@@ -7,43 +7,40 @@ shards and summed by one scalar all_reduce, and the first layer's input needs no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from contract.problem import Batch, Layer
-from contract.strategy import Run
-from torch_impl.collectives import all_gather_reduce_scatter, all_reduce_identity
-from torch_impl.model import clear_grads, gelu, grads_of, squared_error
+from torch_impl.collectives import all_gather_reduce_scatter
+from torch_impl.mesh import Mesh
+from torch_impl.model import gelu
 
 AXIS = "tp"
 
 
-def split_params(params: list[Layer], mesh: DeviceMesh, run: Run) -> list[Layer]:
+def split_params(params: list[Layer], mesh: Mesh) -> list[Layer]:
     """A rank's columns: W[D, F_tp], b[F_tp]."""
-    rank, n = mesh.get_local_rank(AXIS), mesh.size()
+    rank, n = mesh.rank(AXIS), mesh.size(AXIS)
     return [Layer(w.chunk(n, dim=1)[rank], b.chunk(n)[rank]) for w, b in params]
 
 
-def split_batch(batch: Batch, mesh: DeviceMesh, run: Run) -> Batch:
+def split_batch(batch: Batch, mesh: Mesh) -> Batch:
     """Every input, and the targets of a rank's columns: X[B, D], Y[B, F_tp]."""
-    rank, n = mesh.get_local_rank(AXIS), mesh.size()
+    rank, n = mesh.rank(AXIS), mesh.size(AXIS)
     return batch._replace(y=batch.y.chunk(n, dim=1)[rank])
 
 
-def loss(params: list[Layer], batch: Batch, mesh: DeviceMesh, run: Run) -> Tensor:
-    """The mean squared error, a scalar, the same on every rank."""
-    group = mesh.get_group(AXIS)
-    x = batch.x
-    for i, (w, b) in enumerate(params):
-        if i > 0:
-            x = all_gather_reduce_scatter(x, group, dim=1)  # X[B, D] = AllGather_tp(Y[B, D_tp])
+def forward(params: Iterable[Layer], x: Tensor, mesh: Mesh) -> Tensor:
+    """The layers; their output, and an input that another stage has computed, are split: X[B, D_tp]."""
+    for w, b in params:
+        if x.shape[1] < w.shape[0]:
+            x = all_gather_reduce_scatter(x, mesh.group(AXIS), dim=1)  # X[B, D] = AllGather_tp(Y[B, D_tp])
         x = gelu(x @ w + b)  # Y[B, F_tp] = X[B, D] @ W[D, F_tp]
-    return all_reduce_identity(squared_error(x, batch), group)  # L = AllReduce_tp(L{U_tp})
+    return x
 
 
-def loss_and_grads(params: list[Layer], batch: Batch, mesh: DeviceMesh, run: Run) -> tuple[Tensor, list[Layer]]:
-    """The loss, and the gradients of a rank's columns. The reduce_scatters are in the backward pass of the gathers."""
-    clear_grads(params)
-    total = loss(params, batch, mesh, run)
-    total.backward()
-    return total.detach(), grads_of(params)
+def total(share: Tensor, mesh: Mesh) -> dist.Work | None:
+    """L = AllReduce_tp(L{U_tp}), in place."""
+    return dist.all_reduce(share, group=mesh.group(AXIS), async_op=True)

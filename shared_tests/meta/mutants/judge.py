@@ -57,6 +57,6 @@ def run_edited(run: Run, module: str, edits: Sequence[Edit], pool: Any, hangs: b
 
     usual, pool.timeout = pool.timeout, STUCK_AFTER if hangs else pool.timeout
     try:
-        return train.assemble(run, pool.call(train_edited, run, module, edits, world_size=run.degree))
+        return train.assemble(run, pool.call(train_edited, run, module, edits, world_size=run.world_size))
     finally:
         pool.timeout = usual

@@ -128,8 +128,8 @@ SCHEDULES = (
         ),
         (
             "microbatches in the opposite order",
-            "Action(kind, tick - s)",
-            "Action(kind, microbatches - 1 - (tick - s))",
+            "passes = [(stage, tick - start)",
+            "passes = [(stage, microbatches - 1 - (tick - start))",
             "test_every_stage_runs_all_forward_passes_and_then_all_backward_passes_in_order",
         ),
         (
@@ -140,8 +140,8 @@ SCHEDULES = (
         ),
         (
             "backward without waiting for the stage after",
-            'return [*needs, ("backward", action.microbatch, stage + 1)] if stage + 1 < stages else needs',
-            "return needs",
+            'return [action._replace(kind="forward"), *later]',
+            'return [action._replace(kind="forward")]',
             "test_a_wrong_schedule_is_found",
         ),
         (
@@ -341,13 +341,13 @@ DIFF = (
             "leftover executions counted with the record's own",
             "else replace(record, executions=Executions(count, count))",
             "else record",
-            "test_rows_add_up_to_the_totals_of_both_sides",
+            "test_all_parts_and_executions_that_are_left_over_count_once",
         ),
         (
             "a part for the whole record",
             "if len(some) < max(len(record.parts), 1):",
             "if False:",
-            "test_rows_add_up_to_the_totals_of_both_sides",
+            "test_all_parts_and_executions_that_are_left_over_count_once",
         ),
         (
             "across phases first, within them afterwards",
@@ -411,7 +411,7 @@ DIFF = (
             "wire bytes of parts rounded down each",
             "return end - start",
             "return (end - start) // 2 * 2",
-            "test_rows_add_up_to_the_totals_of_both_sides",
+            "test_wire_bytes_of_parts_add_up_to_the_record_s",
         ),
     ),
     *_plant(

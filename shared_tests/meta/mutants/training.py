@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.problem import Problem
-from contract.strategy import Run
+from contract.strategy import Run, one_axis, parse_axes
 from shared_tests.meta.edited import Edit
 
 # Claims of contract.proof and of the shards, and two ways to end without a result.
@@ -28,7 +28,8 @@ ALL = BACKWARD | {LOSS}
 class Mutant:
     """name: what is wrong. edits: (old, new) in the source of `module`, each old there once. claims: those that fail.
 
-    words: part of the error's text, for a mutant that raises. The rest describes the run.
+    words: part of the error's text, for a mutant that raises. The rest describes the run: one strategy over `degree`
+    ranks, or all those of `mesh`. of_both: the implementation, for a module that both JAX sides share.
     """
 
     name: str
@@ -37,6 +38,8 @@ class Mutant:
     claims: frozenset[str]
     strategy: str
     degree: int = 2
+    mesh: str = ""
+    of_both: str = "shard_map"
     optimizer: str = "adamw"
     steps: int = 1
     batch: int = 8
@@ -48,11 +51,10 @@ class Mutant:
     @property
     def run(self) -> Run:
         package, *path = self.module.split(".")
-        named = path[0] if path[0] in ("shard_map", "annotated") else "shard_map"  # for what both JAX sides share
+        named = path[0] if path[0] in ("shard_map", "annotated") else self.of_both
         return Run(
             "torch" if package == "torch_impl" else named,
-            self.strategy,
-            self.degree,
+            parse_axes(self.mesh, (self.strategy,)) if self.mesh else one_axis(self.strategy, self.degree),
             Problem(self.batch, 8, self.layers, "float64"),
             self.optimizer,
             self.steps,
@@ -70,16 +72,13 @@ def mutant(name: str, module: str, old: str, new: str, claims: frozenset[str] | 
 
 
 GRAD_INSIDE = """
-    @jax.shard_map(mesh=mesh, in_specs=(P(), BATCH), out_specs=(P(), P()))
+    @jax.shard_map(mesh=mesh, in_specs=(params_specs(run), batch_specs(run)), out_specs=(P(), params_specs(run)))
     def inside(params: list[Layer], batch: Batch) -> tuple[Array, list[Layer]]:
         def share(params: list[Layer]) -> Array:
-            x = batch.x
-            for w, b in params:
-                x = gelu(x @ w + b)
-            return squared_error(x, batch)
+            return squared_error(model.forward(params, batch.x), batch)
 
         part, grads = jax.value_and_grad(share)(params)
-        return all_reduce(part, AXIS), jax.tree.map(lambda g: all_reduce(g, AXIS), grads)
+        return lax.psum(part, "dp"), jax.tree.map(lambda g: lax.psum(g, "dp"), grads)
 
     return inside(params, batch)
 """
@@ -90,7 +89,7 @@ MUTANTS = (
         "sum over ranks instead of mean over samples",
         "torch_impl.explicit.data_parallel",
         "batch.weight[mine]",
-        "batch.weight[mine] * mesh.size()",
+        "batch.weight[mine] * mesh.size(AXIS)",
         ALL,
         optimizer="sgd",
     ),
@@ -98,14 +97,14 @@ MUTANTS = (
         "sum over ranks instead of mean over samples, under AdamW",
         "torch_impl.explicit.data_parallel",
         "batch.weight[mine]",
-        "batch.weight[mine] * mesh.size()",
+        "batch.weight[mine] * mesh.size(AXIS)",
         ALL,  # the parameters by way of epsilon alone: in float32 they would pass
     ),
     mutant(
         "uneven batch averaged by ranks",
         "torch_impl.explicit.data_parallel",
         "batch.weight[mine]",
-        "batch.weight[mine] * len(batch.x) / (mesh.size() * len(batch.x[mine]))",
+        "batch.weight[mine] * len(batch.x) / (mesh.size(AXIS) * len(batch.x[mine]))",
         ALL,
         degree=4,
         batch=10,
@@ -113,54 +112,58 @@ MUTANTS = (
     mutant(
         "missing backward all_reduce of the weights",
         "torch_impl.explicit.data_parallel",
-        "        all_reduce(w.grad, group)\n",
-        "",
+        "Layer(*(identity_all_reduce(p, mesh.group(AXIS)) for p in layer))",
+        "Layer(layer.w, identity_all_reduce(layer.b, mesh.group(AXIS)))",
         BACKWARD | {REPLICAS},
         overlap=False,
     ),
     mutant(
         "gradients reduced twice",
         "torch_impl.explicit.data_parallel",
-        "        all_reduce(w.grad, group)\n",
-        "        all_reduce(w.grad, group)\n        all_reduce(w.grad, group)\n",
+        "identity_all_reduce(p, mesh.group(AXIS)) for",
+        "identity_all_reduce(identity_all_reduce(p, mesh.group(AXIS)), mesh.group(AXIS)) for",
         BACKWARD,
         overlap=False,
     ),
     mutant(
         "stale bucket: the first step's gradients sent again",
-        "torch_impl.explicit.data_parallel",
+        "torch_impl.buckets",
         "p.grad = part.view_as(p).copy_(p.grad)",
         "p.grad = part.view_as(p).copy_(globals().setdefault('FIRST', {}).setdefault(p, p.grad))",
         UPDATE | {NORM},  # the gradients compared are the first step's
         steps=2,
+        strategy="data_parallel",
     ),
     mutant(
         "bucket sent before it is complete",
-        "torch_impl.explicit.data_parallel",
+        "torch_impl.buckets",
         "missing[len(sent)] == 0",
         "missing[len(sent)] <= 1",
         BACKWARD | {REPLICAS},
         more=(("async_op=True))", "async_op=True)), sent[-1].wait()"),),  # at once, lest it be too late by luck
+        strategy="data_parallel",
     ),
     mutant(
         "buckets summed but not handed back",
-        "torch_impl.explicit.data_parallel",
+        "torch_impl.buckets",
         "p.grad = part.view_as(p).copy_(p.grad)",
         "part.view_as(p).copy_(p.grad)",
         BACKWARD | {REPLICAS},
+        strategy="data_parallel",
     ),
     mutant(
         "loss summed in a bucket but not handed back",
-        "torch_impl.explicit.data_parallel",
+        "torch_impl.buckets",
         "total.copy_(parts[-1][-1].view_as(total))",
         "pass",
         {RAISES},
         words="rank 1 has losses",
+        strategy="data_parallel",
     ),
     mutant(
         "every rank takes the first share of the batch",
         "torch_impl.explicit.data_parallel",
-        "[mesh.get_local_rank(AXIS)]",
+        "[mesh.rank(AXIS)]",
         "[0]",
         ALL,
     ),
@@ -168,16 +171,16 @@ MUTANTS = (
     mutant(
         "a gather forgotten",
         "torch_impl.explicit.tensor_parallel",
-        "if i > 0:",
-        "if 0 < i < len(params) - 1:",
+        "if x.shape[1] < w.shape[0]:",
+        "if False:",
         {RAISES},
         words="shapes cannot be multiplied",
     ),
     mutant(
         "loss not summed over the ranks",
         "torch_impl.explicit.tensor_parallel",
-        "all_reduce_identity(squared_error(x, batch), group)",
-        "squared_error(x, batch)",
+        "return dist.all_reduce(share, group=mesh.group(AXIS), async_op=True)",
+        "return None",
         {RAISES},
         words="rank 1 has losses",
     ),
@@ -248,22 +251,23 @@ MUTANTS = (
     mutant(
         "per-microbatch loss not rescaled",
         "torch_impl.explicit.pipeline_parallel",
-        "squared_error(out, microbatches[i])",
-        "squared_error(out, microbatches[i]) * run.microbatches",
+        "loss(out, parts[i])",
+        "loss(out, parts[i]) * microbatches",
         ALL,
     ),
     mutant(
         "microbatch gradients overwritten instead of accumulated",
         "torch_impl.explicit.pipeline_parallel",
-        "            out.backward(received)\n",
-        "            clear_grads(params)\n            out.backward(received)\n",
+        "                out.backward(received)\n",
+        "                [setattr(p, 'grad', None) for layer in forward.__closure__[1].cell_contents for p in layer]\n"
+        "                out.backward(received)\n",
         BACKWARD,
     ),
     mutant(
         "loss of the last microbatch alone",
         "torch_impl.explicit.pipeline_parallel",
-        "total += out.detach()",
-        "total = out.detach()",
+        "share += out.detach()",
+        "share = out.detach()",
         {LOSS},
     ),
     mutant(
@@ -313,9 +317,9 @@ MUTANTS = (
     mutant(
         "parameters scaled by the local width",
         "torch_impl.train",
-        "return make_leaves(strategy.split_params(full, mesh, run), device)",
-        "d = mesh.size() ** 0.5\n"
-        "    return make_leaves([Layer(w * d, b) for w, b in strategy.split_params(full, mesh, run)], device)",
+        "return make_leaves(split_params(full, mesh, run), device)",
+        "d = run.world_size**0.5\n"
+        "    return make_leaves([Layer(w * d, b) for w, b in split_params(full, mesh, run)], device)",
         ALL | {SHARDS},
         strategy="tensor_parallel",
     ),
@@ -339,7 +343,7 @@ MUTANTS = (
         "learning rate scaled by the number of ranks",
         "torch_impl.train",
         "lr=sgd.lr",
-        "lr=sgd.lr * run.degree",
+        "lr=sgd.lr * run.world_size",
         {PARAMETERS},
         strategy="data_parallel",
         optimizer="sgd",
@@ -373,32 +377,33 @@ MUTANTS = (
     # shard_map
     mutant(
         "gradient taken inside shard_map, and reduced again",
-        "jax_impl.shard_map.data_parallel",
+        "jax_impl.compose",
         "\n    return jax.value_and_grad(loss)(params, batch, mesh, run)\n",
         GRAD_INSIDE,
         BACKWARD,
+        strategy="data_parallel",
     ),
     mutant(
         "sum over ranks instead of mean over samples, in shard_map",
         "jax_impl.shard_map.data_parallel",
-        "all_reduce(squared_error(x, batch), AXIS)",
-        "mesh.size * all_reduce(squared_error(x, batch), AXIS)",
+        "return all_reduce(share, AXIS)",
+        "return 2 * all_reduce(share, AXIS)",
         ALL,
         optimizer="sgd",
     ),
     mutant(
         "loss not summed over the ranks, in shard_map",
         "jax_impl.shard_map.data_parallel",
-        "all_reduce(squared_error(x, batch), AXIS)",
-        "squared_error(x, batch)",
+        "return all_reduce(share, AXIS)",
+        "return share",
         {RAISES},
         words="out_specs",
     ),
     mutant(
         "a gather forgotten, in shard_map",
         "jax_impl.shard_map.tensor_parallel",
-        "if i > 0:",
-        "if 0 < i < len(params) - 1:",
+        "if x.shape[1] < w.shape[0]:",
+        "if False:",
         {RAISES},
         words="dot_general",
     ),
@@ -426,18 +431,19 @@ MUTANTS = (
     ),
     mutant(
         "layers that only fill up a stage are run",
-        "jax_impl.shard_map.pipeline_parallel",
-        "y if layer_exists is None else jnp.where(layer_exists[j], y, x)",
-        "y",
+        "jax_impl.compose",
+        "x = jnp.where(jnp.asarray(exists)[stage, j], forward(layers[j * unit : (j + 1) * unit], x), x)",
+        "x = forward(layers[j * unit : (j + 1) * unit], x)",
         ALL,
+        strategy="pipeline_parallel",
         layers=5,
     ),
     # annotated
     mutant(
         "rows split instead of columns",
         "jax_impl.annotated.tensor_parallel",
-        '{"up_out": AXIS, "down_out": AXIS, "features": AXIS}',
-        '{"up_in": AXIS, "down_in": AXIS, "features": AXIS}',
+        '"up_out": AXIS',
+        '"up_in": AXIS',
         {RAISES},
         words="where the layout says",
     ),
@@ -464,11 +470,13 @@ MUTANTS = (
     ),
     mutant(
         "rows that only fill up a shard are counted",
-        "jax_impl.annotated.data_parallel",
-        "pad_batch(batch, mesh.size)",
-        "(lambda padded: padded._replace(weight=padded.weight * 0 + batch.weight[0]))(pad_batch(batch, mesh.size))",
+        "jax_impl.compose",
+        "return place(pad_batch(batch, shares), batch_specs(run), mesh)",
+        "padded = pad_batch(batch, shares)\n    padded = padded._replace(weight=padded.weight * 0 + batch.weight[0])\n"
+        "    return place(padded, batch_specs(run), mesh)",
         ALL,
         batch=7,
+        strategy="data_parallel",
     ),
     # JAX, shared by both sides
     mutant(
@@ -497,6 +505,117 @@ MUTANTS = (
         strategy="data_parallel",
         optimizer="sgd",
     ),
+    # several strategies on one mesh
+    mutant(
+        "gradients summed over the wrong axis",
+        "torch_impl.compose",
+        "mesh.group(deferred[0].AXIS)",
+        "mesh.group(strategies[-1].AXIS)",
+        {RAISES},
+        strategy="tensor_parallel",
+        mesh="dp=2,tp=2",
+        words="rank 2 has losses",
+    ),
+    mutant(
+        "gradients of replicas summed over the wrong axis",
+        "torch_impl.explicit.data_parallel",
+        "identity_all_reduce(p, mesh.group(AXIS))",
+        "identity_all_reduce(p, mesh.group('tp'))",
+        BACKWARD | {REPLICAS},
+        strategy="megatron_tensor_parallel",
+        mesh="dp=2,tp=2",
+        overlap=False,
+    ),
+    mutant(
+        "loss summed over one axis too few",
+        "torch_impl.compose",
+        'for s in reversed(strategies) if hasattr(s, "total")]',
+        'for s in reversed(strategies[1:]) if hasattr(s, "total")]',
+        {RAISES},
+        strategy="tensor_parallel",
+        mesh="dp=2,tp=2",
+        overlap=False,
+        words="rank 2 has losses",
+    ),
+    mutant(
+        "loss summed over one axis too many",
+        "torch_impl.explicit.megatron_tensor_parallel",
+        "def forward(",
+        "def total(share, mesh):\n    import torch.distributed as dist\n\n"
+        "    return dist.all_reduce(share, group=mesh.group(AXIS), async_op=True)\n\n\ndef forward(",
+        {LOSS},
+        strategy="megatron_tensor_parallel",
+        mesh="dp=2,tp=2",
+    ),
+    mutant(
+        "gradients synchronized after the first microbatch",
+        "torch_impl.compose",
+        "times = run.microbatches if",
+        "times = 1 if",
+        BACKWARD | {REPLICAS},
+        strategy="data_parallel",
+        mesh="dp=2,pp=2",
+    ),
+    mutant(
+        "a rank's place in the world taken for that on the axis",
+        "torch_impl.mesh",
+        "return self.groups[axis].rank()",
+        "return torch.distributed.get_rank() % self.groups[axis].size()",
+        ALL | {SHARDS, REPLICAS},
+        strategy="tensor_parallel",
+        mesh="tp=2,dp=2",
+    ),
+    mutant(
+        "a stage that parts a pair of layers",
+        "torch_impl.mesh",
+        "for name in run.mesh.names}, unit_of(run))",
+        "for name in run.mesh.names}, 1)",
+        {RAISES},
+        strategy="megatron_tensor_parallel",
+        mesh="pp=2,tp=2",
+        layers=6,
+        words="zip() argument 2 is",
+    ),
+    mutant(
+        "loss summed over one axis too few, in shard_map",
+        "jax_impl.compose",
+        'return chain(strategies, "total", squared_error(forward(used, batch.x), batch))',
+        'return chain(strategies[1:], "total", squared_error(forward(used, batch.x), batch))',
+        {RAISES},
+        strategy="tensor_parallel",
+        mesh="dp=2,tp=2",
+        words="out_specs",
+    ),
+    mutant(
+        "loss summed over one axis too many, in shard_map",
+        "jax_impl.shard_map.megatron_tensor_parallel",
+        "def forward(",
+        "def total(share):\n    return all_reduce(share, AXIS)\n\n\ndef forward(",
+        ALL,
+        strategy="megatron_tensor_parallel",
+        mesh="dp=2,tp=2",
+        optimizer="sgd",
+    ),
+    mutant(
+        "inner strategy's split forgotten in a stack of stages",
+        "jax_impl.compose",
+        "P(pipeline.AXIS, *spec) for spec in layer",
+        "P(pipeline.AXIS) for spec in layer",
+        {RAISES},
+        strategy="tensor_parallel",
+        mesh="pp=2,tp=2",
+    ),
+    mutant(
+        "only the outer strategy's rules",
+        "jax_impl.compose",
+        "for strategy in reversed(strategies):\n        for logical",
+        "for strategy in strategies[:1]:\n        for logical",
+        {RAISES},
+        strategy="tensor_parallel",
+        mesh="dp=2,tp=2",
+        words="where the layout says",
+        of_both="annotated",
+    ),
 )
 
 # Edits that change what is communicated, or who writes it, but no number.
@@ -511,7 +630,7 @@ HARMLESS = (
     mutant(
         "targets whole on every rank: an annotation says where an array lies, not what is computed",
         "jax_impl.annotated.tensor_parallel",
-        ', "features": AXIS',
+        '    "features": AXIS,',
         "",
         set(),
     ),
@@ -519,7 +638,7 @@ HARMLESS = (
         "backward passes of a pipeline in the opposite order on every stage",
         "torch_impl.explicit.pipeline_parallel",
         "saved.pop(i)",
-        "saved.pop(run.microbatches - 1 - i)",
+        "saved.pop(microbatches - 1 - i)",
         set(),
     ),
 )

@@ -1,0 +1,105 @@
+"""What one rank of a run works on, in terms that any strategy can cut further: parts, passes, what is kept.
+
+`contract.strategies` has a file for each strategy that says how it cuts these; `layout`, `cost` and `memory` put the
+axes of a run together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from contract.problem import Problem, split_slices
+
+WHOLE = slice(None)
+
+
+class Part(NamedTuple):
+    """Layer number `layer` as one rank holds it: the slices that cut w[in, out] and b[out]."""
+
+    layer: int
+    w: tuple[slice, slice]
+    b: tuple[slice]
+
+
+def narrow(cut: slice, width: int, parts: int, index: int) -> slice:
+    """Share number `index` of what `cut` leaves of a dim of `width`; so a cut can be cut again."""
+    start, stop, _ = cut.indices(width)
+    inner = split_slices(stop - start, parts)[index]
+    return slice(start + inner.start, start + inner.stop)
+
+
+class Pass(NamedTuple):
+    """One forward and backward pass through the layers that a rank holds.
+
+    rows: of the batch. input_split: whether the input comes as an earlier layer's output would, split as that is.
+    input_grad: whether the gradient of the input is needed, as it is of what an earlier stage has computed.
+    """
+
+    rows: int
+    input_split: bool = False
+    input_grad: bool = False
+
+
+class Kept(NamedTuple):
+    """Elements a row that one layer keeps for its backward pass: its input, and its pre-activation."""
+
+    input: float
+    preactivation: float
+
+
+class Sent(NamedTuple):
+    """One collective of a group. elements: of its payload. dtype: None for that of the problem.
+
+    edges: of a permute, (source, target) as positions on the axis. tick: of a permute; those of one tick are one.
+    """
+
+    op: str
+    elements: int
+    phase: str
+    detail: str
+    dtype: str | None = None
+    edges: tuple[tuple[int, int], ...] = ()
+    tick: int = 0
+    times: int = 1
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a strategy may refuse. rows: the fewest that a rank has of the batch; unit: layers that stay together."""
+
+    problem: Problem
+    microbatches: int
+    rows: int
+    unit: int
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank works on: the parameters that it holds, and the passes that it makes in one step.
+
+    microbatches: the rows of each; with a pipeline they are the passes of a stage, but in JAX a stage makes one in
+    every tick. features: of an activation that is passed on, as this rank holds it. derived: whether XLA makes the
+    program from annotations.
+    """
+
+    problem: Problem
+    parts: tuple[Part, ...]
+    passes: tuple[Pass, ...]
+    microbatches: tuple[int, ...]
+    features: int
+    derived: bool = False
+
+    @property
+    def loss_dtype(self) -> str:
+        """The loss is a sum in float32 at least."""
+        return "float64" if self.problem.dtype == "float64" else "float32"
+
+    def loss(self) -> Sent:
+        """The sum of the loss over an axis, one scalar."""
+        return Sent("all_reduce", 1, "forward", "loss", self.loss_dtype)
+
+    def elements(self, part: Part) -> tuple[int, int]:
+        """Of w and of b, as this rank holds them."""
+        rows, columns, of_b = (len(range(*s.indices(self.problem.width))) for s in (*part.w, *part.b))
+        return rows * columns, of_b

@@ -1,0 +1,45 @@
+"""Data parallel (Li et al., 2006.15704): the batch split by samples, every rank with the whole model.
+
+Backward, an all_reduce of every gradient: L (D^2 + D) e bytes together, once a step, whatever the microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from contract.problem import Problem, split_sizes
+from contract.share import Asked, Kept, Part, Sent, Share
+
+AXIS = "dp"
+UNIT = 1
+
+
+def refusal(asked: Asked, n: int) -> str | None:
+    """Every rank needs a sample."""
+    if asked.problem.batch < n:
+        return f"data_parallel over {n} ranks needs a batch of at least {n}, got {asked.problem.batch}"
+    return None
+
+
+def rows(total: int, n: int) -> list[int]:
+    """Shares as equal as can be."""
+    return split_sizes(total, n)
+
+
+def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) -> list[Part]:
+    """Nothing: replicas."""
+    return list(parts)
+
+
+def communication(share: Share, n: int) -> Iterator[Sent]:
+    """The loss, and every gradient from the last layer to the first, the bias before the weight."""
+    yield share.loss()
+    for part in reversed(share.parts):
+        of_w, of_b = share.elements(part)
+        yield Sent("all_reduce", of_b, "backward", f"gradient of b{part.layer}")
+        yield Sent("all_reduce", of_w, "backward", f"gradient of w{part.layer}")
+
+
+def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
+    """Per row, what a single device keeps."""
+    return list(layers), residual

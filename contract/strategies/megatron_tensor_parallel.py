@@ -1,0 +1,62 @@
+"""Megatron's tensor parallel (Shoeybi et al., 1909.08053): even layers split by columns, odd ones by rows.
+
+B D e bytes for each of L / 2 pairs forward (all_reduce), and L / 2 - 1 backward: the first pair's input needs no
+gradient. The output is replicated, so the loss needs no sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from contract.problem import Problem
+from contract.share import Asked, Kept, Part, Sent, Share, narrow
+
+AXIS = "tp"
+UNIT = 2
+
+
+def refusal(asked: Asked, n: int) -> str | None:
+    """Columns and rows must divide, and layers come in pairs."""
+    problem, name = asked.problem, "megatron_tensor_parallel"
+    if problem.width % n:
+        return f"{name} needs a width divisible by its degree: width {problem.width}, degree {n}"
+    if problem.layers % 2:
+        return f"{name} splits layers in pairs and needs an even number, got {problem.layers}"
+    return None
+
+
+def rows(total: int, n: int) -> list[int]:
+    """Every rank has the whole batch."""
+    return [total] * n
+
+
+def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) -> list[Part]:
+    """Even layers: W[D, F_tp], b[F_tp]. Odd layers: W[F_tp, D], and the whole b[D]."""
+
+    def mine(of: slice) -> slice:
+        return narrow(of, problem.width, n, index)
+
+    return [
+        Part(layer, (mine(w[0]), w[1]), b) if layer % 2 else Part(layer, (w[0], mine(w[1])), (mine(b[0]),))
+        for layer, w, b in parts
+    ]
+
+
+def communication(share: Share, n: int) -> Iterator[Sent]:
+    """One all_reduce after every pair (g), and one before every pair whose input needs a gradient (f)."""
+    pairs, width = share.parts[::2], share.problem.width
+    for one in share.passes:
+        for part in pairs:
+            yield Sent("all_reduce", one.rows * width, "forward", f"output of layer {part.layer + 1}")
+    for one in share.passes:
+        for i, part in reversed(list(enumerate(pairs))):
+            if i or one.input_grad:
+                yield Sent("all_reduce", one.rows * width, "backward", f"gradient of the input of layer {part.layer}")
+
+
+def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
+    """Of a pair the first pre-activation and the activation between the two are split; all else is whole."""
+    return [
+        Kept(layer.input / n, layer.preactivation) if i % 2 else Kept(layer.input, layer.preactivation / n)
+        for i, layer in enumerate(layers)
+    ], residual

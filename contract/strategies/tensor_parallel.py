@@ -1,0 +1,57 @@
+"""Tensor parallel: every W and b split by columns, activations gathered between layers.
+
+B D e bytes L - 1 times forward (all_gather) and L - 1 times backward (reduce_scatter). Not L: the loss is taken on the
+shards, and the first layer's input needs no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from contract.problem import Problem
+from contract.share import Asked, Kept, Part, Sent, Share, narrow
+
+AXIS = "tp"
+UNIT = 1
+
+
+def refusal(asked: Asked, n: int) -> str | None:
+    """Columns must divide."""
+    if asked.problem.width % n:
+        return f"tensor_parallel needs a width divisible by its degree: width {asked.problem.width}, degree {n}"
+    return None
+
+
+def rows(total: int, n: int) -> list[int]:
+    """Every rank has the whole batch."""
+    return [total] * n
+
+
+def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) -> list[Part]:
+    """A rank's columns: W[D, F_tp], b[F_tp]."""
+
+    def mine(columns: slice) -> slice:
+        return narrow(columns, problem.width, n, index)
+
+    return [Part(layer, (w[0], mine(w[1])), (mine(b[0]),)) for layer, w, b in parts]
+
+
+def communication(share: Share, n: int) -> Iterator[Sent]:
+    """Gathers of the inputs of all layers but those whose input is whole, their duals, and the loss."""
+    width = share.problem.width
+    for one in share.passes:
+        for i, part in enumerate(share.parts):
+            if i or one.input_split:
+                yield Sent("all_gather", one.rows * width, "forward", f"input of layer {part.layer}")
+    for one in share.passes:
+        for i, part in reversed(list(enumerate(share.parts))):
+            if i or one.input_grad:
+                yield Sent(
+                    "reduce_scatter", one.rows * width, "backward", f"gradient of the input of layer {part.layer}"
+                )
+    yield share.loss()
+
+
+def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
+    """The inputs are gathered; the pre-activations and the loss's residual are split."""
+    return [Kept(layer.input, layer.preactivation / n) for layer in layers], residual / n

@@ -1,0 +1,206 @@
+"""One training step of several strategies, each on an axis of its own. Nothing here knows which.
+
+A strategy is asked by the names in `contract.strategy`, and what it leaves out changes nothing. Under shard_map its
+specs are joined dim by dim and its functions are chained, the innermost first; annotated, its rules are merged. All
+else, the backward pass and how gradients are synchronized, follows: by transposition, or from what XLA derives.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from contract.layout import batch_shares, padded_rows, unit_of
+from contract.problem import Batch, Layer, pad_batch, split_microbatches
+from contract.strategy import Run
+from jax_impl import model
+from jax_impl.mesh import place
+from jax_impl.model import MLP, annotations, batch_annotations, is_layer, squared_error, stack_stages
+
+Strategies = Sequence[Any]  # modules, outermost first
+Rules = dict[str, str | tuple[str, ...]]  # logical axis -> mesh axes
+
+
+def load(run: Run) -> Strategies:
+    """The strategies of a run."""
+    return [importlib.import_module(f"jax_impl.{run.implementation}.{name}") for name in run.strategies]
+
+
+def chain(strategies: Strategies, name: str, value: Any) -> Any:
+    """What `value` becomes when every strategy that has this name, the innermost first, has had it."""
+    for strategy in reversed(strategies):
+        if hasattr(strategy, name):
+            value = getattr(strategy, name)(value)
+    return value
+
+
+def pipeline_of(strategies: Strategies) -> Any | None:
+    """The one strategy that has an order of execution of its own, if there is one."""
+    return next((s for s in strategies if hasattr(s, "execute")), None)
+
+
+def split_params(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
+    """The full parameters on the devices of the mesh; with a pipeline, stacked over its stages."""
+    if (pipeline := pipeline_of(load(run))) is not None:
+        params = stack_stages(params, mesh.shape[pipeline.AXIS], unit_of(run))
+    return place(params, params_specs(run), mesh)
+
+
+def split_batch(batch: Batch, mesh: Mesh, run: Run) -> Batch:
+    """The global batch on the devices of the mesh, filled up to shares of one size: X[B, D], or X[m, b, D]."""
+    shares = batch_shares(run)
+    if pipeline_of(load(run)) is not None:
+        return place(split_microbatches(batch, shares, run.microbatches), batch_specs(run), mesh)
+    return place(pad_batch(batch, shares), batch_specs(run), mesh)
+
+
+def params_specs(run: Run) -> list[Layer]:
+    """The PartitionSpec of every parameter."""
+    strategies, (layers, stages) = load(run), stack_shape(run)
+    if run.implementation == "annotated":
+        return annotations(layers, merged_rules(strategies), stages)
+    specs = [Layer(P(), P())] * layers
+    for strategy in reversed(strategies):
+        if (mine := getattr(strategy, "PARAMS_SPEC", None)) is not None:
+            specs = [Layer(*map(join, a, mine[i % len(mine)])) for i, a in enumerate(specs)]
+    if (pipeline := pipeline_of(strategies)) is not None:
+        specs = [Layer(*(P(pipeline.AXIS, *spec) for spec in layer)) for layer in specs]
+    return specs
+
+
+def stack_shape(run: Run) -> tuple[int, int | None]:
+    """The layers of a rank, and the stages over which each is stacked; None without a pipeline."""
+    if (pipeline := pipeline_of(load(run))) is None:
+        return run.problem.layers, None
+    stages, unit = run.mesh.size_of(pipeline.AXIS), unit_of(run)
+    return -(-(run.problem.layers // unit) // stages) * unit, stages
+
+
+def batch_specs(run: Run) -> Batch:
+    """The PartitionSpecs of x, y and weight. In a pipeline the input is laid out as what stages pass on: as y is."""
+    strategies = load(run)
+    if run.implementation == "annotated":
+        specs = batch_annotations(merged_rules(strategies))
+    else:
+        specs = Batch(P(), P(), P())
+        for strategy in reversed(strategies):
+            if (mine := getattr(strategy, "BATCH_SPEC", None)) is not None:
+                specs = Batch(*map(join, specs, mine))
+    return Batch(*(P(None, *s) for s in specs._replace(x=specs.y))) if pipeline_of(strategies) else specs
+
+
+def join(inner: P, outer: P) -> P:
+    """Two specs of one array as one: the inner strategy cuts first, the outer one cuts its parts."""
+
+    def names(entry: Any) -> tuple[str, ...]:
+        return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+    length = max(len(inner), len(outer))
+    dims = [
+        names(a) + names(b)
+        for a, b in zip(*((*spec, *[None] * (length - len(spec))) for spec in (inner, outer)), strict=True)
+    ]
+    return P(*(dim[0] if len(dim) == 1 else dim or None for dim in dims))
+
+
+def merged_rules(strategies: Strategies) -> Rules:
+    """The rules of all strategies as one dict; where two split one axis, the outer one cuts the inner's parts."""
+    rules: Rules = {}
+    for strategy in reversed(strategies):
+        for logical, axis in strategy.RULES.items():
+            before = rules.get(logical, ())
+            before = before if isinstance(before, tuple) else (before,)
+            rules[logical] = (*before, axis) if before else axis
+    return rules
+
+
+def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
+    """The mean squared error over all samples, a scalar, the same on every rank."""
+    by = annotated if run.implementation == "annotated" else per_rank
+    return by(params, batch, mesh, run)
+
+
+def loss_and_grads(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> tuple[Array, list[Layer]]:
+    """The loss, and the gradients, split as the parameters are. The backward communication is derived."""
+    return jax.value_and_grad(loss)(params, batch, mesh, run)
+
+
+def per_rank(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
+    """The loss as every rank computes it on its shards, with the collectives that the strategies write."""
+    strategies = load(run)
+    forward = next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
+    pipeline = pipeline_of(strategies)
+
+    @jax.shard_map(mesh=mesh, in_specs=(params_specs(run), batch_specs(run)), out_specs=P())
+    def of_rank(params: list[Layer], batch: Batch) -> Array:
+        if pipeline is None:
+            used = (chain(strategies, "weights", layer) for layer in params)
+            return chain(strategies, "total", squared_error(forward(used, batch.x), batch))
+        layers = [chain(strategies, "weights", Layer(w[0], b[0])) for w, b in params]
+        stages = mesh.shape[pipeline.AXIS]
+        stage = stage_of(forward, layers, lax.axis_index(pipeline.AXIS), run, stages)
+        return chain(strategies, "total", pipeline.execute(stage, squared_error, batch, stages))
+
+    return of_rank(params, batch)
+
+
+def stage_of(
+    forward: Callable[..., Array], layers: list[Layer], stage: Array, run: Run, stages: int
+) -> Callable[[Array], Array]:
+    """One microbatch through the layers that this stage has, of those that fill up the stack."""
+    unit, exists = unit_of(run), is_layer(run.problem.layers // unit_of(run), stages)
+
+    def apply(x: Array) -> Array:
+        if exists.all():
+            return forward(layers, x)
+        for j in range(exists.shape[1]):
+            x = jnp.where(jnp.asarray(exists)[stage, j], forward(layers[j * unit : (j + 1) * unit], x), x)
+        return x
+
+    return apply
+
+
+def annotated(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
+    """The loss of the model as one device would compute it; how arrays are split says the rest."""
+    if (pipeline := pipeline_of(load(run))) is None:
+        return squared_error(MLP(params)(batch.x), batch)
+    stages = mesh.shape[pipeline.AXIS]
+    exists = jnp.asarray(is_layer(run.problem.layers // unit_of(run), stages).repeat(unit_of(run), axis=1))
+    split = NamedSharding(mesh, P(pipeline.AXIS, *batch_specs(run).x[1:]))
+
+    def stage(state: Array) -> Array:
+        """Every stage's microbatch through that stage: Y[n_pp, b, F] = X[n_pp, b, D] @ W[n_pp, D, F]."""
+        if run.problem.layers % (stages * unit_of(run)) == 0:
+            return jax.vmap(lambda layers, x: MLP(layers)(x))(params, state)
+        for j, layer in enumerate(params):
+            y = jax.vmap(lambda layer, x: MLP([layer])(x))(layer, state)
+            state = jnp.where(exists[:, j, None, None], y, state)
+        return state
+
+    constrain = functools.partial(lax.with_sharding_constraint, shardings=split)
+    return pipeline.execute(stage, squared_error, batch, stages, constrain)
+
+
+def abstract(mesh: Mesh, run: Run) -> tuple[list[Layer], Batch]:
+    """The shapes, dtypes and shardings of what `split_params` and `split_batch` place on `mesh`, without any array."""
+    d, dtype = run.problem.width, jnp.dtype(run.problem.dtype)
+    wide = jnp.promote_types(dtype, jnp.float32)  # of the weights of samples, hence of the loss
+    layers, stages = stack_shape(run)
+    of_stages = () if stages is None else (stages,)
+    rows = -(-run.problem.batch // batch_shares(run)) * batch_shares(run)
+    of_batch = (rows,) if stages is None else (run.microbatches, padded_rows(run) * batch_shares(run))
+
+    def array(shape: tuple[int, ...], spec: P, dtype: Any = dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+    params = [Layer(array((*of_stages, d, d), spec.w), array((*of_stages, d), spec.b)) for spec in params_specs(run)]
+    x, y, weight = batch_specs(run)
+    return params, Batch(array((*of_batch, d), x), array((*of_batch, d), y), array((*of_batch, 1), weight, wide))

@@ -1,0 +1,130 @@
+"""Strategies compose: every pair on 4 ranks and the triple on 8 equal the reference, and send what was predicted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from contract import cost
+from contract.layout import layout
+from contract.optimizer import OPTIMIZERS
+from contract.problem import Problem
+from contract.strategy import IMPLEMENTATIONS, Run, parse_axes
+from jax_impl.compiled import compile_all
+from shardiff import hlo
+from shardiff.compiling.hardware import parse
+from shardiff.record import Record
+from shared_tests import evidence
+from torch_impl.traced import trace_run
+
+SIZES = Problem(batch=12, width=8, layers=8, dtype="float64")
+PAIRS = [
+    parse_axes(mesh, strategies)
+    for mesh, strategies in (
+        ("dp=2,tp=2", ("megatron_tensor_parallel",)),
+        ("dp=2,tp=2", ("tensor_parallel",)),
+        ("dp=2,pp=2", ()),
+        ("pp=2,tp=2", ("megatron_tensor_parallel",)),
+        ("pp=2,tp=2", ("tensor_parallel",)),
+    )
+]
+OTHER_ORDERS = [parse_axes("tp=2,dp=2"), parse_axes("pp=2,dp=2"), parse_axes("tp=2,pp=2", ("tensor_parallel",))]
+TRIPLES = [parse_axes("dp=2,pp=2,tp=2", (name,)) for name in ("megatron_tensor_parallel", "tensor_parallel")]
+
+
+def make(implementation: str, axes, **rest) -> Run:
+    return Run(implementation, axes, **{"problem": SIZES, "microbatches": 3, "steps": 2, "device": "cpu", **rest})
+
+
+def each(runs: Sequence[Run]):
+    return pytest.mark.parametrize("run", runs, ids=evidence.label)
+
+
+RUNS = [make("torch", axes, optimizer=name) for axes in (*PAIRS, *TRIPLES) for name in OPTIMIZERS]
+RUNS += [make("torch", axes) for axes in OTHER_ORDERS]
+RUNS += [make("torch", axes, overlap=False) for axes in (*PAIRS, *TRIPLES) if axes[0].name == "dp"]
+RUNS += [
+    make(side, axes, optimizer=OPTIMIZERS[(i + side_number) % 2], steps=1)
+    for side_number, side in enumerate(("shard_map", "annotated"))
+    for i, axes in enumerate((*PAIRS, *TRIPLES))
+]
+# What does not divide: shares of 6 and 5 samples in microbatches of 3 and 2 or less, stages of 3 and 2 layers or pairs.
+UNEVEN = [
+    make(side, axes, problem=replace(SIZES, batch=11, layers=layers), microbatches=2, steps=1)
+    for side in IMPLEMENTATIONS
+    for axes, layers in ((parse_axes("dp=2,pp=2"), 5), (parse_axes("pp=2,tp=2"), 6))
+]
+
+
+@each([*RUNS, *UNEVEN])
+def test_composed_strategies_equal_the_reference(run, execute, reference_of):
+    assert evidence.failures(run, execute(run), reference_of(run)) == []
+    assert evidence.misplaced(run, execute(run)) == []
+
+
+def told(records: Sequence[Record]) -> Counter:
+    """What two lists of records must have in common: everything but where in the code it is written."""
+    return Counter(
+        (r.op, r.dtype, r.payload_bytes, r.wire_bytes, r.axis, r.phase, r.executions, r.groups, r.edges)
+        for r in records
+    )
+
+
+@each([make("torch", axes, overlap=False) for axes in (*PAIRS, *OTHER_ORDERS, *TRIPLES)])
+def test_torch_sends_what_the_closed_form_says_record_by_record(run, pool):
+    assert told(trace_run(run, pool)) == told(cost.communication(run))
+
+
+@each([make("torch", axes) for axes in (*PAIRS, *TRIPLES) if axes[0].name == "dp"])
+def test_buckets_carry_the_gradients_and_the_loss_of_one_axis_once_a_step(run, pool):
+    traced, predicted = trace_run(run, pool), cost.communication(run)
+    of_dp = [r for r in traced if r.axis == "dp"]
+    assert {r.op for r in of_dp} == {"all_reduce"} and len(of_dp) < run.microbatches * 2
+    assert sum(r.payload_bytes for r in of_dp) == sum(r.payload_bytes for r in predicted if r.axis == "dp")
+    assert told([r for r in traced if r.axis != "dp"]) == told([r for r in predicted if r.axis != "dp"])
+
+
+def test_shard_map_compiles_to_the_predicted_bytes_of_each_axis_exactly():
+    runs = [make("shard_map", axes) for axes in (*PAIRS, *TRIPLES)]
+    for run, compiled in zip(runs, compile_all([(run, parse(f"cpu:{run.world_size}")) for run in runs]), strict=True):
+        found, want = Counter(), Counter()
+        for sums, records in (
+            (found, run.mesh.named(hlo.read(compiled.hlo).records)),
+            (want, cost.communication(run)),
+        ):
+            for r in records:
+                sums[r.op, r.phase, r.axis] += r.payload_bytes * (r.executions.max or 0)
+        loss = {key: value for key, value in (found - want).items() if value <= 8}  # it may ride with the gradients
+        assert {k: v for k, v in (found - want).items() if k not in loss} == {}, run.mesh
+        assert sum(found.values()) == sum(want.values()), run.mesh
+
+
+def test_a_rank_holds_the_parts_of_all_its_axes():
+    run = make("torch", parse_axes("dp=2,pp=2,tp=2"))
+    first, last = layout(run)[0], layout(run)[7]
+    assert [part.layer for part in first] == [0, 1, 2, 3] and [part.layer for part in last] == [4, 5, 6, 7]
+    assert first[0].w == (slice(None), slice(0, 4)) and last[1].w == (slice(4, 8), slice(None))
+    assert layout(run)[0] == layout(run)[4], "replicas over dp"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "strategies", "changes", "words"),
+    [
+        ("dp=2", ("tensor_parallel",), {}, "tensor_parallel needs the axis tp, which the mesh 'dp=2' does not have"),
+        ("dp=2,xp=2", (), {}, "unknown axis 'xp' in the mesh 'dp=2,xp=2'; known: dp, tp, pp"),
+        ("dp=2,dp=2", (), {}, "axis dp is named twice"),
+        ("dp=2,tp", (), {}, "a mesh is AXIS=RANKS for each axis, outermost first, such as dp=2,tp=4; got 'dp=2,tp'"),
+        ("dp=0,tp=2", (), {}, "axis dp must have at least 1 rank, got 0"),
+        ("dp=2,tp=2", ("magic",), {}, "unknown strategy 'magic' for a mesh; known: data_parallel, tensor_parallel, "),
+        ("pp=4,tp=2", (), {}, "pipeline_parallel over 4 stages needs at least 4 pairs of layers, got 2"),
+        ("dp=4,pp=2", (), {"microbatches": 3}, "3 microbatches need a batch of at least 3 on every rank, got 2"),
+        ("dp=2,tp=3", (), {}, "megatron_tensor_parallel needs a width divisible by its degree: width 8, degree 3"),
+    ],
+)
+def test_a_mesh_that_cannot_work_is_refused_in_one_line(mesh, strategies, changes, words):
+    with pytest.raises(ValueError, match="^" + words.replace("(", r"\(")) as caught:
+        Run("torch", parse_axes(mesh, strategies), Problem(8, 8, 4), **{"microbatches": 1, **changes})
+    assert "\n" not in str(caught.value)

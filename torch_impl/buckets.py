@@ -1,0 +1,90 @@
+"""Gradients summed over replicas beside the backward pass: in flat buckets, sent as they fill (Li et al., 2006.15704).
+
+It does what `weights` of data_parallel does, faster: gradients are moved into flat buckets as they become ready, and
+each full bucket is sent while earlier layers are still computing. The loss rides in the last one, as XLA has it too: a
+call of its own for four bytes takes a fortieth of the default model's step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from contract.problem import Layer
+
+BUCKET_BYTES = 9 << 20  # two layers of the default model: fewer calls than one a layer, and still some to overlap
+
+
+@contextmanager
+def overlapped_all_reduce(
+    total: Tensor, settled: Callable[[], None], params: list[Layer], passes: int, group: ProcessGroup
+) -> Iterator[None]:
+    """Sum the gradients of backward passes run inside the `with`, and `total`, a scalar; done when it ends.
+
+    passes: backward passes, of which the last makes gradients ready. settled: called before `total` is read. Gradients
+    become ready from the last layer to the first. Buckets are sent in the order in which that completes them, the same
+    on every rank, as collectives must be. No rank waits for another before its backward pass is done.
+    """
+    buckets = make_buckets([*(p for layer in reversed(params) for p in reversed(layer)), total])
+    flats = [bucket[0].new_empty(sum(t.numel() for t in bucket)) for bucket in buckets]
+    parts = [flat.split([t.numel() for t in bucket]) for bucket, flat in zip(buckets, flats, strict=True)]
+    missing = [sum(t is not total for t in bucket) for bucket in buckets]
+    seen: Counter[int] = Counter()
+    sent: list[dist.Work | None] = []
+
+    def send() -> None:
+        if len(sent) == len(buckets) - 1:
+            settled()
+            parts[-1][-1].copy_(total)
+        sent.append(dist.all_reduce(flats[len(sent)], group=group, async_op=True))
+
+    def ready(p: Tensor, index: int, part: Tensor) -> None:
+        seen[id(p)] += 1
+        if seen[id(p)] < passes:
+            return
+        assert p.grad is not None
+        p.grad = part.view_as(p).copy_(p.grad)  # at once, while it is in the cache
+        missing[index] -= 1
+        while len(sent) < len(buckets) and missing[len(sent)] == 0:
+            send()
+
+    hooks = [
+        p.register_post_accumulate_grad_hook(lambda p, index=index, part=part: ready(p, index, part))
+        for index, bucket in enumerate(buckets)
+        for p, part in zip(bucket, parts[index], strict=True)
+        if p is not total
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for _, work in zip(buckets, sent, strict=True):  # strict: all were sent
+        assert work is not None  # this rank is in the group
+        work.wait()
+    total.copy_(parts[-1][-1].view_as(total))
+
+
+def make_buckets(tensors: list[Tensor], limit: int = BUCKET_BYTES) -> list[list[Tensor]]:
+    """Tensors in buckets of one dtype and about `limit` bytes, in the order in which the last of each comes.
+
+    One that fills a bucket has it to itself; small ones before and after it still share theirs.
+    """
+    buckets: list[list[Tensor]] = []
+    open_bucket, room = [], limit
+    for t in tensors:
+        size = t.numel() * t.element_size()
+        if size >= limit:
+            buckets.append([t])
+            continue
+        if open_bucket and (size > room or t.dtype != open_bucket[0].dtype):
+            buckets.append(open_bucket)
+            open_bucket, room = [], limit
+        open_bucket.append(t)
+        room -= size
+    return [*buckets, open_bucket] if open_bucket else buckets

@@ -1,0 +1,145 @@
+"""One training step of several strategies, each on an axis of its own. Nothing here knows which.
+
+A strategy is asked by the names in `contract.strategy`, and what it leaves out changes nothing. The innermost cuts
+first, and the outer ones cut its parts. Gradients are synchronized once a step, after the last microbatch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from contract.problem import Batch, Layer
+from contract.schedule import Action, actions, gpipe
+from contract.strategy import Run
+from torch_impl import model
+from torch_impl.buckets import overlapped_all_reduce
+from torch_impl.mesh import Mesh
+from torch_impl.model import clear_grads, grads_of, squared_error
+
+Strategies = Sequence[Any]  # modules, outermost first
+BOTH = ("forward", "backward")
+
+
+def load(run: Run) -> Strategies:
+    """The strategies of a run."""
+    return [importlib.import_module(f"torch_impl.explicit.{name}") for name in run.strategies]
+
+
+def chain(strategies: Strategies, name: str, value: Any, mesh: Mesh) -> Any:
+    """What `value` becomes when every strategy that has this name, the innermost first, has had it."""
+    for strategy in reversed(strategies):
+        if hasattr(strategy, name):
+            value = getattr(strategy, name)(value, mesh)
+    return value
+
+
+def split_params(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
+    """A rank's shards of the full parameters, as views."""
+    return chain(load(run), "split_params", params, mesh)
+
+
+def split_batch(batch: Batch, mesh: Mesh, run: Run) -> Batch:
+    """A rank's shards of the global batch."""
+    return chain(load(run), "split_batch", batch, mesh)
+
+
+def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Tensor:
+    """The mean squared error over the samples of all ranks, a scalar, the same on every rank."""
+    strategies, sums = load(run), Sums(load(run), mesh)
+    with torch.no_grad():
+        passes(strategies, params, batch, mesh, run, sums.add, kinds=("forward",))
+    return sums.result()
+
+
+def loss_and_grads(
+    params: list[Layer], batch: Batch, mesh: Mesh, run: Run, **watched: Any
+) -> tuple[Tensor, list[Layer]]:
+    """The loss, and the gradients of a rank's shards. watched: `observe` and `input_grad` of a pipeline."""
+    strategies = load(run)
+    clear_grads(params)
+    deferred = [s for s in strategies if run.overlap and getattr(s, "REPLICATED", False)][:1]
+    others = [s for s in strategies if s not in deferred]
+    sums = Sums(others, mesh)
+    beside: AbstractContextManager[None] = nullcontext()
+    if deferred:
+        sums.total = batch.weight.new_zeros(())
+        times = run.microbatches if any(hasattr(s, "execute") for s in strategies) else 1
+        beside = overlapped_all_reduce(sums.total, sums.settle, params, times, mesh.group(deferred[0].AXIS))
+    with beside:
+        passes(others, params, batch, mesh, run, sums.add, **watched)
+    return sums.result(), grads_of(params)
+
+
+class Sums:
+    """The loss on its way to all ranks: one scalar all_reduce an axis, the last of which need not be waited for."""
+
+    def __init__(self, strategies: Strategies, mesh: Mesh) -> None:
+        self.strategies, self.mesh = [s for s in reversed(strategies) if hasattr(s, "total")], mesh
+        self.total: Tensor | None = None
+        self.work: dist.Work | None = None
+
+    def add(self, share: Tensor) -> None:
+        """Start the sum of what the ranks have as their share."""
+        self.total = share.clone() if self.total is None else self.total.copy_(share)
+        for strategy in self.strategies:
+            self.settle()
+            self.work = strategy.total(self.total, self.mesh)
+
+    def settle(self) -> None:
+        """Wait for what was started."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+
+    def result(self) -> Tensor:
+        """The loss."""
+        self.settle()
+        assert self.total is not None
+        return self.total
+
+
+def passes(
+    strategies: Strategies,
+    params: list[Layer],
+    batch: Batch,
+    mesh: Mesh,
+    run: Run,
+    total: Callable[[Tensor], None],
+    kinds: Sequence[str] = BOTH,
+    **watched: Any,
+) -> None:
+    """Forward and backward passes in the order of the one strategy that has an order of its own, or one of each."""
+    forward = next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
+    pipeline = next((s for s in strategies if hasattr(s, "execute")), None)
+
+    def used() -> Iterator[Layer]:
+        return (chain(strategies, "weights", layer, mesh) for layer in params)  # each when it is used
+
+    if pipeline is None:
+        share = squared_error(forward(used(), batch.x, mesh), batch)
+        total(share.detach())
+        if "backward" in kinds:
+            share.backward()
+        return
+
+    # The passes of all microbatches leave their gradients at what is used, and these go back through `weights` once.
+    whole = list(used())
+    leaves = [Layer(*(p if p.is_leaf else p.detach().requires_grad_() for p in layer)) for layer in whole]
+    schedule = gpipe(mesh.size(pipeline.AXIS), run.microbatches)
+    todo: list[Action] = [a for a in actions(schedule, mesh.rank(pipeline.AXIS)) if a.kind in kinds]
+
+    def stage(x: Tensor) -> Tensor:
+        return forward(leaves, x, mesh)
+
+    pipeline.execute(stage, squared_error, total, batch, mesh, todo, run.microbatches, **watched)
+    pairs = [(p, leaf.grad) for a, b in zip(whole, leaves, strict=True) for p, leaf in zip(a, b, strict=True)]
+    through = [(p, grad) for p, grad in pairs if not p.is_leaf and grad is not None]
+    if through and "backward" in kinds:
+        torch.autograd.backward([p for p, _ in through], [grad for _, grad in through])

@@ -1,0 +1,48 @@
+"""The mesh as a strategy sees it: three questions, asked by the name of an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from contract.layout import unit_of
+from contract.strategy import Run
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """groups: axis -> the process group of this rank along it. unit: layers that a pipeline may not part."""
+
+    groups: Mapping[str, ProcessGroup]
+    unit: int = 1
+
+    def group(self, axis: str) -> ProcessGroup:
+        """The ranks that differ from this one along the axis alone, and this one."""
+        return self.groups[axis]
+
+    def rank(self, axis: str) -> int:
+        """This rank's place on the axis."""
+        return self.groups[axis].rank()
+
+    def size(self, axis: str) -> int:
+        """The number of ranks along the axis."""
+        return self.groups[axis].size()
+
+
+def make_mesh(run: Run, device: torch.device) -> Mesh:
+    """The mesh of a run, over all ranks of the default process group. Every rank has to call it."""
+    return of_device_mesh(make_device_mesh(run, device), run)
+
+
+def make_device_mesh(run: Run, device: torch.device) -> DeviceMesh:
+    """The axes of a run as torch has them."""
+    return init_device_mesh(device.type, run.mesh.shape or (1,), mesh_dim_names=run.mesh.names or ("one",))
+
+
+def of_device_mesh(device_mesh: DeviceMesh, run: Run) -> Mesh:
+    """The mesh of a run on a DeviceMesh of the same axes."""
+    return Mesh({name: device_mesh.get_group(name) for name in run.mesh.names}, unit_of(run))
