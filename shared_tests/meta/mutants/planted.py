@@ -845,4 +845,62 @@ VERIFIER = (
     ),
 )
 
-PLANTED = (*COLLECTIVES, *SCHEDULES, *READER, *DIFF, *FIGURES, *VERIFIER)
+API = (
+    *_plant(
+        "api",
+        "shardiff.compiling.meshes",
+        "tool/test_api",
+        (
+            "an axis that takes what is left takes half of it",
+            "available // fixed if size == REST",
+            "available // fixed // 2 if size == REST",
+            "test_the_sizes_of_axes_follow_from_the_target",
+        ),
+    ),
+    *_plant(
+        "api",
+        "shardiff.compiling.abstract",
+        "tool/test_abstract",
+        (
+            "what metadata says of an array is forgotten",
+            "specs += [said[0] if said else None for _ in jax.tree.leaves(leaf)]",
+            "specs += [None for _ in jax.tree.leaves(leaf)]",
+            "test_an_nnx_module_comes_back_as_one_whose_arrays_are_shapes",
+        ),
+    ),
+    *_plant(
+        "api",
+        "shardiff.compiling.reading",
+        "tool/test_api",
+        (
+            "the first of several programs of a dump taken for the one",
+            "if len(speaking) > 1:",
+            "if len(speaking) > 2:",
+            "test_what_cannot_be_read_is_refused_in_one_line",
+        ),
+    ),
+    *_plant(
+        "api",
+        "shardiff.baseline",
+        "tool/test_compile",
+        (
+            "lines of code kept in a baseline",
+            'for name in ("source", "name", "computation"):',
+            'for name in ("name", "computation"):',
+            "test_a_budget_or_a_baseline_that_is_exceeded_makes_the_status_1",
+        ),
+    ),
+    *_plant(
+        "api",
+        "shardiff.cli.sides",
+        "tool/test_sides",
+        (
+            "the first step of a run taken for a steady one",
+            "number = step or len(steps)",
+            "number = step or 1",
+            "test_one_steady_step_of_a_run_is_compared_unless_another_is_asked_for",
+        ),
+    ),
+)
+
+PLANTED = (*COLLECTIVES, *SCHEDULES, *READER, *DIFF, *FIGURES, *VERIFIER, *API)
