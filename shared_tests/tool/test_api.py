@@ -163,6 +163,19 @@ def test_two_programs_are_compared(compiled):
         shardiff.diff(left, right).assert_same(allow=("combined", "moved"))
 
 
+def test_a_program_is_shown_as_a_short_table_in_which_everything_is_escaped(compiled):
+    program = shardiff.read(compiled, label="<f>")
+    heading, columns, *rows = repr(program).splitlines()
+    assert heading.startswith("<f> (dp=4,tp=2): 4 calls, ") and "a rank sends" in heading
+    assert columns.split() == ["phase", "op", "axis", "calls", "payload", "a", "rank", "sends"]
+    assert [row.split()[:4] for row in rows] == [
+        ["other", op, axis, "1"] for op in ("all_gather", "all_reduce") for axis in [r.axis for r in program.only(op)]
+    ]
+    html = program._repr_html_()
+    assert "&lt;f&gt;" in html and "<f>" not in html and html.count("<tr>") == 5
+    assert repr(shardiff.Program(())) == "a program: no communication"
+
+
 def test_a_function_is_compiled_whether_jitted_or_not():
     mesh = shardiff.mesh("cpu:4", x=4)
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("x")))
