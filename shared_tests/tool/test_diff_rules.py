@@ -181,6 +181,21 @@ EXPLAINED = {
         [over("reduce_scatter", 64, TP), over("all_reduce", 32, DP)],
         [over("all_reduce", 64, BOTH)],
     ),
+    "buckets of weight and bias, of which the bias is reduced over both axes": (
+        {"unfused_reduce_scatter", "reduced_before_scattered"},
+        [*[over("reduce_scatter", 80, TP)] * 2, *[over("all_reduce", 40, DP)] * 2],
+        [over("all_reduce", 128, TP), over("all_reduce", 64, DP), over("all_reduce", 32, BOTH)],
+    ),
+    "buckets of weight and bias, of which the bias is not scattered": (
+        {"unfused_reduce_scatter"},
+        [over("reduce_scatter", 80, TP)] * 2,
+        [over("reduce_scatter", 128, TP), over("all_reduce", 32, TP)],
+    ),
+    "more groups": (
+        {"more_groups"},
+        [over("all_reduce", 64, ((2, 3),))],
+        [replace(over("all_reduce", 64, TP), computation="main")],
+    ),
     "a ring for a gather": (
         {"ring"},
         [over("all_gather", 64, BOTH)],
@@ -275,6 +290,14 @@ LOOKS_ALIKE = {
         [rec("all_reduce", 64, "forward")],
         [rec("all_reduce", 64, "forward"), rec("all_reduce", 64, "backward", source="a.py:2")],
     ),
+    "more groups than another program that is not compiled": (
+        [over("all_reduce", 64, ((2, 3),))],
+        [over("all_reduce", 64, TP)],
+    ),
+    "buckets whose shards do not add up": (
+        [over("reduce_scatter", 80, TP), over("all_reduce", 40, DP)],
+        [over("all_reduce", 64, TP), over("all_reduce", 28, DP), over("all_reduce", 16, BOTH)],
+    ),
     "two sums over one axis": ([over("all_reduce", 4, TP)] * 2, [over("all_reduce", 4, BOTH)]),
     "axes that do not multiply": (
         [over("all_reduce", 4, TP), over("all_reduce", 4, ((0, 1), (3, 2)))],
@@ -328,9 +351,15 @@ def test_what_every_tick_of_a_pipeline_repeats_is_told_from_what_it_needs():
     activations = [rec("all_reduce", 64, "forward")] * 3
     (row,) = [row for row in align(activations, [ring, looped(rec("all_reduce", 64, "forward"), 6)]) if row.left]
     assert row.rules == ("loop", "bubble_ticks") and row.bytes["right"] == 2 * row.bytes["left"]
+    several = [rec("all_reduce", 64, "forward")] * 6  # two in each tick, in a program without a loop
+    rows = align([*several, *[permute(8, PP)] * 5], [*several * 2, *[permute(8, PP)] * 5])
+    assert {row.rules for row in rows} == {(), ("bubble_ticks",)} and not unexplained(rows)
     gradient = rec("all_reduce", 400)
     (row,) = [row for row in align([gradient], [ring, looped(gradient, 6)]) if row.left]
     assert row.rules == ("loop", "reduced_every_tick") and row.bytes["right"] == 6 * row.bytes["left"]
+    stacked = replace(rec("all_reduce", 24), computation="main")  # the loss of every tick in one call
+    (row,) = [row for row in align([rec("all_reduce", 4)], [ring, stacked]) if row.left]
+    assert row.rules == ("reduced_every_tick",) and row.bytes["right"] == 6 * row.bytes["left"]
 
 
 def test_a_conflict_of_layouts_is_told_by_what_a_compiler_moves_for_it():
