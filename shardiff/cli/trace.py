@@ -18,6 +18,7 @@ from typing import Any
 
 from shardiff.diff.record_view import table
 from shardiff.record import SCHEMA, Record, totals
+from shardiff.system import torchrun
 from shardiff.system.words import size
 from shardiff.tracing.calls import Call, last_of, ranks_text
 from shardiff.tracing.link import serve
@@ -36,20 +37,25 @@ def refusal(script: Path, nproc: int | None, verify: bool = False, timeout: floa
         return f"{script}: {'is a directory' if script.is_dir() else 'no such file'}"
     if not os.access(script, os.R_OK):
         return f"{script}: cannot be read"
-    if "RANK" in os.environ and not under_torchrun():
+    try:
+        here = under_torchrun()
+    except ValueError as error:
+        return str(error)
+    if "RANK" in os.environ and not here:
         return "RANK is set, but not by torchrun: unset it, or start shardiff by torchrun"
-    if under_torchrun() and nproc not in (None, int(os.environ["WORLD_SIZE"])):
-        return f"torchrun has started {os.environ['WORLD_SIZE']} processes already, so nproc cannot be {nproc}"
+    if here and nproc not in (None, here.world_size):
+        return f"torchrun has started {here.world_size} processes already, so nproc cannot be {nproc}"
     if timeout is not None and not 0 < timeout < math.inf:
         return f"timeout must be a number of seconds above 0, got {timeout}"
-    if verify and under_torchrun() and os.environ["WORLD_SIZE"] != os.environ.get("LOCAL_WORLD_SIZE"):
+    if verify and here and here.world_size != here.local_world_size:
         return "verify needs all processes on one machine, and torchrun has others elsewhere"
     return None
 
 
-def under_torchrun() -> bool:
-    """Whether this process is one of those that torchrun started, with a store that they can all reach."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "RANK" in os.environ
+def under_torchrun() -> torchrun.Started | None:
+    """This process's place among those that torchrun started, which have a store that they can all reach; else None."""
+    here = torchrun.started()
+    return here if here and here.has_store else None
 
 
 def show(
@@ -63,8 +69,8 @@ def show(
     script, and rank 0 prints for all.
     """
     joined = under_torchrun()
-    num_ranks = int(os.environ["WORLD_SIZE"]) if joined else nproc or 1
-    speaks = not joined or os.environ["RANK"] == "0"
+    num_ranks = joined.world_size if joined else nproc or 1
+    speaks = not joined or joined.rank == 0
     address, server = "", None
     with ExitStack() as stack:
         short = None if len(os.fsencode(tempfile.gettempdir())) < 70 else "/tmp"  # what fits into a socket's address

@@ -7,7 +7,6 @@ traced too: spawned processes come by here, forked ones inherit all of it.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import json
 import multiprocessing.spawn
@@ -23,6 +22,8 @@ from typing import IO, Any
 
 from torch.distributed import Store, TCPStore
 
+from shardiff.system.network import LOOPBACK
+from shardiff.system.processes import when_parent_ends
 from shardiff.tracing.calls import Call
 from shardiff.tracing.link import Link, StoppedError
 from shardiff.tracing.stacks import answer
@@ -39,7 +40,7 @@ def main() -> None:
     store = None
     if int(listening) >= 0:  # under torchrun the store is torchrun's; here rank 0 has it, until it ends
         port = int(os.environ["MASTER_PORT"])
-        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=int(listening))
+        store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=int(listening))
     prepare(directory, verifier, os.environ.get("MASTER_PORT", ""))
     sys.argv[:] = [script, *arguments]
     sys.path[:] = [str(Path(script).resolve().parent), *(path for path in sys.path if path)]
@@ -65,8 +66,7 @@ def spawned(directory: str, verifier: str, port: str, code: str) -> None:
 
 def prepare(directory: str, verifier: str, port: str) -> None:
     """End with the process that started this one, have spawned ones come by here, and find the store."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    when_parent_ends(signal.SIGKILL)
     sys.path.remove(ROOT)
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     command_line, create_store = multiprocessing.spawn.get_command_line, rendezvous._create_c10d_store
