@@ -1,35 +1,28 @@
 """Every strategy and implementation against the one single-device reference, number by number.
 
-`plan` says what to run, `rows` runs it and judges each result by `contract.proof`, `table` and `to_json` show it.
-torch and jax are imported by the run that needs them, not before: a wrong input is told at once.
+`plan` says what to run; `rows` runs it and judges each result by `contract.proof`; `document` makes it JSON. torch and
+jax are imported by the run that needs them and not before, so that a wrong input is refused at once.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from contract import reference
 from contract.problem import Problem
 from contract.proof import Proof, prove
 from contract.strategy import STRATEGIES, Run, RunResult, one_axis, parse_axes
-from shardiff.ranks.processes import WorkerError
-from shardiff.ranks.torch_pool import TORCHRUN
-from shardiff.ranks.watchdog import watched
-from shardiff.system import machine
+from shardiff.ranks.silence import watched
+from shardiff.ranks.verdict import WorkerError
+from shardiff.system import machine, torchrun
 from shardiff.system.interrupt import deferred_interrupts
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 KEYS = {  # claim -> its key in JSON
     "loss": "loss_error",
@@ -37,9 +30,6 @@ KEYS = {  # claim -> its key in JSON
     "gradient norm": "grad_norm_error",
     "parameters": "param_error",
 }
-
-
-SHOWN = ("loss", "gradients", "parameters")
 
 
 class RunFailed(Exception):
@@ -101,7 +91,8 @@ def plan(
 
 def torchrun_ranks() -> int | None:
     """How many processes torchrun started, if this is one of them. They are then the ranks of torch runs."""
-    return int(os.environ["WORLD_SIZE"]) if os.environ.keys() >= set(TORCHRUN) else None
+    here = torchrun.started()
+    return here.world_size if here else None
 
 
 def rows(runs: Sequence[Run], timeout: float, starting: Callable[[Run], None] = lambda run: None) -> Iterator[Row]:
@@ -182,52 +173,22 @@ def failing_as(run: Run) -> Iterator[None]:
         raise RunFailed(run, f"{type(error).__name__}: {text.splitlines()[0] if text else ''}", report) from error
 
 
-def show(runs: Sequence[Run], timeout: float, as_json: bool) -> int:
-    """Run `runs`, print the table or the JSON, and return the exit status. Progress goes to a terminal on stderr."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    checked: list[Row] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    failed = None
-    speaks = torchrun_ranks() is None or os.environ["RANK"] == "0"  # under torchrun all ranks have the same results
-    silent = not (speaks and sys.stderr.isatty())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=silent) as progress:
-        task = progress.add_task("", total=len(runs))
-        try:
-            for row in rows(runs, timeout, lambda run: progress.update(task, description=label(run))):
-                checked.append(row)
-                progress.advance(task)
-        except RunFailed as error:
-            failed = error
-    if not speaks and not failed:
-        pass
-    elif as_json and not failed:
-        document = {"schema": 2, "rows": [to_json(row) for row in checked], "machine": machine.facts()}
-        print(json.dumps(document, indent=2, allow_nan=False))
-    elif checked and not as_json:
-        console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
-        console.print(table(checked, console.width))
-        for line in [*summary(checked), setting(runs), machine.summary(machine.facts())]:
-            console.print(line, markup=False)
-    if failed:
-        print(failed.report.rstrip(), file=sys.stderr)
-        print("shardiff:", failed, file=sys.stderr)
-        return 3
-    return 0 if all(row.proof.passed for row in checked) else 1
-
-
-def setting(runs: Sequence[Run]) -> str:
-    """What all runs of a check have in common."""
-    problem = runs[0].problem
-    shared = [f"batch {problem.batch}", f"width {problem.width}", f"{problem.layers} layers", f"{runs[0].steps} steps"]
-    for values in ({run.problem.dtype for run in runs}, {run.optimizer for run in runs}):
-        shared += values if len(values) == 1 else []
-    return f"{', '.join(shared)}; pipeline_parallel in {runs[0].microbatches} microbatches"
+def document(checked: Sequence[Row]) -> dict[str, Any]:
+    """The runs, at least one, with their machine and settings: what `shardiff check --json` prints."""
+    run = checked[0].run
+    on_gpus = run.device != "cpu" and machine.num_gpus() >= max(row.run.world_size for row in checked)
+    sizes = {"batch": run.problem.batch, "width": run.problem.width, "layers": run.problem.layers}
+    return {
+        "kind": "check",
+        "schema": 1,
+        "machine": machine.facts(),
+        "settings": {**sizes, "microbatches": run.microbatches, "device": "cuda" if on_gpus else "cpu"},
+        "rows": [to_json(row) for row in checked],
+    }
 
 
 def to_json(row: Row) -> dict[str, Any]:
-    """A row as plain JSON types. An error that is not finite is null: JSON has no NaN."""
+    """A row as plain JSON types. An error that is not finite is null, because JSON has no NaN."""
     run, errors = row.run, row.proof.errors
     return {
         "implementation": run.implementation,
@@ -239,42 +200,6 @@ def to_json(row: Row) -> dict[str, Any]:
         **{key: errors[claim] if math.isfinite(errors[claim]) else None for claim, key in KEYS.items()},
         "passed": row.proof.passed,
     }
-
-
-def table(checked: Sequence[Row], columns: int) -> Table:
-    """One line a row, for a terminal of so many columns. Where they are few, what all rows share is left out."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    named = {
-        "implementation": [row.run.implementation for row in checked],
-        "strategy": [row.run.strategy for row in checked],
-        "mesh": [str(row.run.mesh) for row in checked],
-        "dtype": [row.run.problem.dtype for row in checked],
-        "optimizer": [row.run.optimizer for row in checked],
-    }
-    widths = [max(map(len, (name, *values))) for name, values in named.items()]
-    widths += [max(7, len(claim)) for claim in (*SHOWN, "verdict")]
-    narrow = columns < sum(widths) + 3 * len(widths)
-    if narrow:
-        named = {name: values for name, values in named.items() if len(set(values)) > 1 or name == "strategy"}
-    result = Table(box=SIMPLE_HEAD, padding=0 if narrow else (0, 2, 0, 0), pad_edge=False)
-    for name in named:
-        result.add_column("implemen-\ntation" if narrow and name == "implementation" else name, overflow="fold")
-    for claim in SHOWN:
-        result.add_column(claim, justify="right", no_wrap=True, min_width=max(len(claim), 7))
-    result.add_column("verdict", no_wrap=True)
-    for cells, row in zip(zip(*named.values(), strict=True), checked, strict=True):
-        errors = [f"{row.proof.errors[claim]:.1e}" for claim in SHOWN]
-        result.add_row(*cells, *errors, "[green]equal[/]" if row.proof.passed else "[red]DIFFERS[/]")
-    return result
-
-
-def summary(checked: Sequence[Row]) -> list[str]:
-    """How many rows hold, and what fails in those that do not."""
-    failing = [row for row in checked if not row.proof.passed]
-    lines = [f"{len(checked) - len(failing)} of {len(checked)} equal the single-device reference"]
-    return lines + [f"{label(row.run)}: {failure}" for row in failing for failure in row.proof.failures]
 
 
 def _once(results: dict[Run, RunResult], run: Run, compute: Callable[[Run], RunResult]) -> RunResult:

@@ -1,4 +1,4 @@
-"""The diff of a strategy: its three columns, from a real run, from a compiler, and from a formula."""
+"""The diff of a strategy: what a real run communicates, what a compiler derives, and what the closed form says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contract.problem import Problem
 from contract.strategy import STRATEGIES, Run, one_axis, parse_axes
 from shardiff.diff import Diff, diff
 from shardiff.program import Program
-from shardiff.ranks.watchdog import watched
+from shardiff.ranks.silence import watched
 from shardiff.record import Record, totals
 
 MOST_TRACED = 16  # ranks that a laptop can run; for more, what is written is told by its closed form
@@ -118,7 +118,7 @@ def written(run: Run, timeout: float = 30) -> Program:
 def trace_all(runs: Sequence[Run], progress: Callable[[str], None], timeout: float = 30) -> dict[Run, list[Record]]:
     """What each explicit run communicates in one step, traced in real processes."""
     from shardiff.ranks.torch_pool import workers
-    from shardiff.ranks.torch_rank import no_new_cache
+    from shardiff.ranks.torch_starter import no_new_cache
 
     with no_new_cache():
         from torch_impl.traced import trace_run

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks import terminal
 from benchmarks.diff_strategies import StrategyDiff
-from shardiff.diff.view import COLOURS, OTHER, notes, table
+from contract.strategy import Run
+from shardiff.diff import view
+from shardiff.diff.view import COLOURS, OTHER
 from shardiff.record import PHASES, Record, step_bytes, totals
 from shardiff.system.files import save
 from shardiff.system.words import size
@@ -22,58 +21,28 @@ if TYPE_CHECKING:
 SIDES = ("written", "derived")
 
 
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """A line on stderr that says what is going on, while it does; nothing where stderr is no terminal."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+def parts(one: StrategyDiff) -> Iterator[RenderableType]:
+    """All that is printed: the rows in phases, the three columns of totals, a sentence for each rule."""
+    from rich.text import Text
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as shown:
-        task = shown.add_task("")
-        yield lambda text: shown.update(task, description=text)
-
-
-def show(diffs: Sequence[StrategyDiff], as_json: bool) -> None:
-    """Print the diffs, one JSON object a line or as tables."""
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 140)
-    for one in diffs:
-        if as_json:
-            print(json.dumps(one.to_json()))
-            continue
-        problem = one.run.problem
-        sizes = f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {problem.dtype}"
-        console.print(
-            f"[bold]{one.run.strategy}, {one.run.implementation}, for {one.target} ({one.run.mesh}): {sizes}[/]"
-        )
-        for part in tables(one):
-            console.print(part)
-        console.print()
+    run = one.run
+    yield Text(f"{run.strategy}, {run.implementation}, for {one.target} ({run.mesh}): {sizes(run)}", style="bold")
+    yield view.table(one.diff.rows, SIDES)
+    yield totals_table(one)
+    yield notes(one)
+    yield ""
 
 
-def pictures(diffs: Sequence[StrategyDiff], path: Path) -> None:
-    """A picture for each strategy; where there are several, each file's name says of which."""
-    for strategy, group in itertools.groupby(diffs, lambda one: one.run.strategy):
-        several = diffs[0].run.strategy != diffs[-1].run.strategy
-        picture(list(group), path.with_stem(f"{path.stem}_{strategy}") if several else path)
-
-
-def tables(one: StrategyDiff) -> list[RenderableType]:
-    """The rows in phases, then the three columns of totals, then a sentence for each rule."""
-    return [table(one.diff.rows, SIDES), totals_table(one), sentences(one)]
+def sizes(run: Run) -> str:
+    """The problem in words."""
+    problem = run.problem
+    return f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {problem.dtype}"
 
 
 def totals_table(one: StrategyDiff) -> RenderableType:
-    """Calls, payload and wire bytes of a rank in one step: traced, derived, closed form, and the ratios to the last."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    result = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    result.add_column("of a rank in one step")
-    for name in ("calls", "payload", "wire bytes", "of closed form"):
-        result.add_column(name, justify="right")
+    """Calls, payload and wire bytes of a rank in a step: traced, derived and by the closed form, with ratios to it."""
+    numbers = ["calls", "payload", "wire bytes", "of closed form"]
+    table = terminal.table(["one rank, one step"], numbers, gap=2)
     formula = step_bytes(one.closed_form)
     written = "written, traced" if one.traced else "written, closed form (too many ranks to run here)"
     columns: tuple[tuple[str, Sequence[Record]], ...] = (
@@ -85,19 +54,19 @@ def totals_table(one: StrategyDiff) -> RenderableType:
         sums = totals(records)
         cells = [str(sums["calls"]["max"] if sums["calls"]["max"] is not None else "?")]
         cells += [size(sums[key]["max"] or sums[key]["min"]) for key in ("payload_bytes", "wire_bytes")]
-        result.add_row(name, *cells, f"{step_bytes(records) / formula:.2f}" if formula else "-")
-    return result
+        table.add_row(name, *cells, f"{step_bytes(records) / formula:.2f}" if formula else "-")
+    return table
 
 
-def sentences(one: StrategyDiff) -> str:
+def notes(one: StrategyDiff) -> str:
     """The sentences of the rules, and memory and work of a device."""
     memory = one.diff.right.memory.items()
     parts = ", ".join(f"{name.replace('_', ' ')} {size(count)}" for name, count in memory if count)
-    return f"{notes(one.diff.rows, SIDES)}\nmemory of a device: {parts}{work(one)}".lstrip()
+    return f"{view.notes(one.diff.rows, SIDES)}\nmemory of a device: {parts}{work(one)}".lstrip()
 
 
 def work(one: StrategyDiff) -> str:
-    """What a device computes and moves beside communicating, in a line of its own; "" where it was not read."""
+    """What a device computes and moves besides communicating, in a line of its own; "" if it is not known."""
     if not one.work:
         return ""
     w = one.work
@@ -108,6 +77,14 @@ def work(one: StrategyDiff) -> str:
     )
     parts = [f"{w[many]} {one if w[many] == 1 else many} of {amount}" for one, many, amount in kinds if w[many]]
     return f"\nwork of a device: {', '.join(parts)}" if parts else ""
+
+
+def pictures(diffs: Sequence[StrategyDiff], path: Path) -> None:
+    """A picture for each strategy, whose name is added to that of the file where there are several."""
+    strategies = list(dict.fromkeys(one.run.strategy for one in diffs))
+    for strategy in strategies:
+        mine = [one for one in diffs if one.run.strategy == strategy]
+        picture(mine, path.with_stem(f"{path.stem}_{strategy}") if len(strategies) > 1 else path)
 
 
 def picture(diffs: Sequence[StrategyDiff], path: Path) -> None:
@@ -141,9 +118,8 @@ def picture(diffs: Sequence[StrategyDiff], path: Path) -> None:
     axes.set_xlim(left=0)
     axes.spines[["top", "right"]].set_visible(False)
     run = diffs[0].run
-    sizes = f"batch {run.problem.batch}, width {run.problem.width}, {run.problem.layers} layers, {run.problem.dtype}"
     axes.set_title(
-        f"{run.strategy}: written in torch, derived by XLA from {run.implementation} JAX\n{sizes}", loc="left"
+        f"{run.strategy}: written in torch, derived by XLA from {run.implementation} JAX\n{sizes(run)}", loc="left"
     )
     legend = [Patch(facecolor=colour, label=op) for op, colour in used.items()]
     legend.append(Patch(facecolor="#bbbbbb", edgecolor="white", hatch="///", label="in the backward pass"))

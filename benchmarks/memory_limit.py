@@ -1,14 +1,13 @@
-"""Sizes beyond memory, refused before anything starts: the bytes that a command needs at least, and the bytes there.
+"""How much memory a command needs at least, so that sizes beyond it are refused before anything starts.
 
-What is needed is a lower bound, so that nothing is refused that would fit. It follows the code: every process draws the
-full model in float64 and keeps its shards of it (`contract.memory`), and what waits for its turn stays in memory.
+The bytes are a lower bound, so that nothing is refused that would fit. They follow the code: every process draws the
+full model in float64 and keeps its shards (`contract.memory`), and contestants keep theirs while they wait for a turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.collectives.timing import ITEMSIZE, lengths
 from contract.memory import memory
 from contract.optimizer import SLOTS
 from contract.problem import BYTES, Problem
@@ -17,12 +16,12 @@ from shardiff.system.machine import num_gpus
 from shardiff.system.memory import PROCESS
 
 ARRAY = 100  # bytes of a NumPy array besides its elements
-MUCH = 10**15  # bytes, more than any memory
-LONG = 10**6  # entries of lists, to which the closed form takes seconds
+MUCH = 10**15  # bytes: more than any machine has
+LONG = 10**6  # entries of lists: beyond, the closed form takes seconds
 
 
 def require_processes(runs: Sequence[Run]) -> None:
-    """Raises ValueError, one line, for more ranks than the launchers can start, or jax can have on a CPU."""
+    """Raises ValueError, one line, for more ranks than the launchers can start or than jax can have on a CPU."""
     from shardiff.compiling.hardware import FAMILIES
     from shardiff.ranks.torch_pool import MAX_RANKS
 
@@ -43,7 +42,7 @@ def full_model(problem: Problem) -> int:
 
 
 def drawn(problem: Problem) -> int:
-    """Bytes of what a process that starts a run holds at once: the full model in float64 and in its own type, or a
+    """Bytes that a process holds at once when it starts a run: the full model in float64 and in its own dtype, or a
     global batch."""
     return max(full_model(problem) * (8 + BYTES[problem.dtype]) // 8, 2 * 8 * problem.batch * problem.width)
 
@@ -54,9 +53,9 @@ def held(run: Run) -> int:
 
 
 def of_run(run: Run, processes: int, copies: int = 1) -> int:
-    """Bytes that a run needs in so many processes. copies: contestants that hold a model each, all at once.
+    """Bytes that a run needs in so many processes. copies: contestants, which all hold a model at once.
 
-    The cheap bound comes first: where it exceeds any memory, the closed form, a list of all layers, is not asked.
+    The cheap bound comes first. If it exceeds any memory, the closed form, which lists all layers, is not computed.
     """
     least = processes * (PROCESS + drawn(run.problem))
     if run.device != "cpu" and num_gpus() >= run.world_size:
@@ -67,7 +66,7 @@ def of_run(run: Run, processes: int, copies: int = 1) -> int:
 
 
 def of_check(runs: Sequence[Run]) -> int:
-    """Bytes of `shardiff check`: the reference and its result, which stays, beside the largest run."""
+    """Bytes of `shardiff check`: the largest run, beside the reference and its result, which is kept."""
     most = 0
     for run in runs:
         reference = full_model(run.problem) * (2 + len(SLOTS[run.optimizer]))
@@ -76,19 +75,12 @@ def of_check(runs: Sequence[Run]) -> int:
 
 
 def of_diff(runs: Sequence[Run]) -> int:
-    """Bytes of `shardiff diff`: what is traced runs in real processes; what is compiled has shapes only."""
+    """Bytes of `shardiff diff`: traced runs have real processes; compiled ones have shapes only."""
     from benchmarks.diff_strategies import MOST_TRACED
 
     return max((of_run(run, run.world_size) for run in runs if run.world_size <= MOST_TRACED), default=0)
 
 
-def of_collectives(ops: Sequence[str], ranks: Sequence[int], sizes: Sequence[int]) -> int:
-    """Bytes of `shardiff bench collectives`: what goes in, what comes out and what should, in each process."""
-    payload, most = max(sizes), max(ranks)
-    values = max(n + 2 * out for n, out in (lengths(op, payload, most) for op in ops))
-    return most * (PROCESS + ITEMSIZE * values)
-
-
 def of_steps(runs: Sequence[tuple[Run, int]]) -> int:
-    """Bytes of the largest of (run, contestants): a process per rank, and all contestants hold a model at once."""
+    """Bytes of the largest of (run, contestants): one process per rank, and all contestants hold a model at once."""
     return max(of_run(run, run.world_size, contestants) for run, contestants in runs)

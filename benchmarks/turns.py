@@ -1,8 +1,8 @@
 """Sets of rank processes, of torch and of JAX, that stay while they take turns.
 
 torch and JAX cannot share a process, and two sets at work at once would disturb each other. So both are started once,
-each rank serves requests over a socket, and the caller asks one set at a time: whatever the machine does meanwhile hits
-both alike. A rank that waits for its turn sleeps in a read.
+each rank answers requests over a socket, and the caller asks one set at a time: whatever the machine does meanwhile
+affects both alike. A rank that waits for its turn sleeps in a read.
 
 A request is (name, arguments): a function of the ranks' module, called with the rank's state first. All ranks of a set
 get the same requests, and the caller gets a list of results by rank.
@@ -23,18 +23,20 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from shardiff.ranks.processes import ITS_TURN
+from benchmarks.pools import workers
+from shardiff.ranks.notes import ITS_TURN
+from shardiff.ranks.rank import report_phase, this_rank
 
 
 @dataclass
 class Ranks:
-    """A set of ranks. launched: the launcher's call, which fails when a rank fails or all are silent."""
+    """A set of ranks. launched: the pool's call, which fails when a rank fails or all are silent."""
 
     connections: list[Connection]
     launched: Future[Any]
 
     def call(self, name: str, *args: Any) -> list[Any]:
-        """name(state, *args) in every rank. Raises what the launcher raises when a rank fails or is stuck."""
+        """name(state, *args) in every rank. Raises WorkerError, the pool's, when a rank fails or is stuck."""
         for connection in self.connections:
             self._or_failure(lambda connection=connection: connection.send((name, args)))
         results: dict[Connection, Any] = {}
@@ -51,63 +53,44 @@ class Ranks:
         try:
             return act()
         except (EOFError, OSError):
-            self.launched.result(timeout=60)  # the launcher knows which rank failed, and how
+            self.launched.result(timeout=60)  # the pool knows which rank failed, and how
             raise
 
 
 @contextmanager
-def torch_ranks(world_size: int, module: str, device: str, timeout: float) -> Iterator[Ranks]:
-    """Ranks of shardiff.ranks.torch_pool, each with a state made by `module.State(device)`."""
-    from shardiff.ranks import torch_pool as launch
-
-    with _set(world_size) as (address, executor, gather):
-        with launch.workers(world_size, device, timeout) as pool:
-            yield from gather(executor.submit(pool.call, torch_rank, address, module))
-
-
-@contextmanager
-def jax_ranks(world_size: int, module: str, device: str, timeout: float) -> Iterator[Ranks]:
-    """Ranks of shardiff.ranks.jax_pool, each with a state made by `module.State()`."""
-    from shardiff.ranks import jax_pool as launch
-
-    with _set(world_size) as (address, executor, gather):
-        with launch.workers(world_size, device, timeout) as pool:
-            yield from gather(executor.submit(pool.call, jax_rank, address, module))
-
-
-@contextmanager
-def _set(world_size: int) -> Iterator[tuple[str, ThreadPoolExecutor, Callable[..., Iterator[Ranks]]]]:
-    """An address that ranks connect to, a thread for the launcher, and what yields the ranks and ends them."""
+def ranks(framework: str, world_size: int, module: str, device: str, timeout: float) -> Iterator[Ranks]:
+    """Ranks of "torch" or "jax". Each has a state: `module.State(device)` in torch, `module.State()` in JAX, where a
+    process knows its device."""
     with (
         socket.socket(socket.AF_UNIX) as listener,
         listening(listener) as address,
-        ThreadPoolExecutor(1) as executor,  # left after the launcher's pool, which ends the call in this thread
+        ThreadPoolExecutor(1) as executor,  # left after the pool, which ends the call in this thread
+        workers(framework, world_size, device, timeout) as pool,
+        ExitStack() as stack,
     ):
-        listener.settimeout(0.2)
+        launched = executor.submit(pool.call, serve, address, module)
+        connections = [stack.enter_context(one) for one in connected(listener, world_size, launched)]
+        yield Ranks(connections, launched)
+        for connection in connections:
+            connection.send(None)
+        launched.result()
 
-        def gather(launched: Future[Any]) -> Iterator[Ranks]:
-            by_rank: dict[int, Connection] = {}
-            while len(by_rank) < world_size:
-                try:
-                    peer, _ = listener.accept()
-                except TimeoutError:
-                    if launched.done():
-                        launched.result()
-                    continue
-                peer.setblocking(True)
-                connection = Connection(peer.detach())
-                by_rank[connection.recv()] = connection
-            connections = [by_rank[rank] for rank in range(world_size)]
-            try:
-                yield Ranks(connections, launched)
-                for connection in connections:
-                    connection.send(None)
+
+def connected(listener: socket.socket, world_size: int, launched: Future[Any]) -> list[Connection]:
+    """The connections of all ranks, by rank. Raises what the pool raises if a rank fails first."""
+    listener.settimeout(0.2)
+    by_rank: dict[int, Connection] = {}
+    while len(by_rank) < world_size:
+        try:
+            peer, _ = listener.accept()
+        except TimeoutError:
+            if launched.done():
                 launched.result()
-            finally:
-                for connection in connections:
-                    connection.close()
-
-        yield address, executor, gather
+            continue
+        peer.setblocking(True)
+        connection = Connection(peer.detach())
+        by_rank[connection.recv()] = connection
+    return [by_rank[rank] for rank in range(world_size)]
 
 
 @contextmanager
@@ -129,37 +112,24 @@ def listening(listener: socket.socket) -> Iterator[str]:
         yield address
 
 
-def torch_rank(device: Any, address: str, module: str) -> None:
-    """What a torch rank runs."""
-    import torch.distributed as dist
+def serve(*args: Any) -> None:
+    """What a rank runs: answer requests until there are no more. An error ends the rank, and its pool tells the caller.
 
-    from shardiff.ranks.torch_pool import report_phase
-
-    functions = importlib.import_module(module)
-    serve(address, dist.get_rank(), functions, functions.State(device), report_phase)
-
-
-def jax_rank(address: str, module: str) -> None:
-    """What a JAX rank runs."""
-    import jax
-
-    from shardiff.ranks.jax_pool import report_phase
-
-    functions = importlib.import_module(module)
-    serve(address, jax.process_index(), functions, functions.State(), report_phase)
-
-
-def serve(address: str, rank: int, functions: Any, state: Any, report_phase: Callable[[str], None]) -> None:
-    """Answer requests until there are no more. An error ends the rank, and its launcher tells the caller."""
+    args: what the ranks' State takes, then the caller's address and the ranks' module.
+    """
+    *given, address, module = args
+    functions, this = importlib.import_module(module), this_rank()
+    assert this is not None
+    state = functions.State(*given)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(address)
         connection = Connection(sock.detach())
-    connection.send(rank)
+    connection.send(this.rank)
     while True:
         report_phase(ITS_TURN)
         request = connection.recv()
         if request is None:
             return
-        name, args = request
+        name, values = request
         report_phase(name)
-        connection.send(getattr(functions, name)(state, *args))
+        connection.send(getattr(functions, name)(state, *values))

@@ -19,7 +19,8 @@ from hypothesis import Phase, settings
 from contract import reference
 from contract.strategy import Run, RunResult, one_axis
 from shardiff.ranks import jax_devices as devices
-from shardiff.ranks.torch_pool import Workers, workers
+from shardiff.ranks.supervisor import Workers
+from shardiff.ranks.torch_pool import workers
 from shardiff.system.machine import num_gpus
 from shared_tests.meta import leftovers
 from shared_tests.quick import quick_compilation, quickly
@@ -123,6 +124,7 @@ LONGEST = (
     "test_bench_bubbles",
     "test_cli",
     "test_torchrun",
+    "test_launch_scripts",
     "test_jax_launch",
     "test_trace",
 )

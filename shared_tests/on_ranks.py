@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from contract.strategy import Run
+from shared_tests.edited import Edit, put_in_place
 from shared_tests.looks import Look, looking
-from shared_tests.meta.edited import Edit, put_in_place
 
 
 def train_edited(device: torch.device, run: Run, module: str, edits: Sequence[Edit]) -> Any:

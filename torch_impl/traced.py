@@ -10,7 +10,8 @@ from contract.layout import layout
 from contract.layout import names as names_of
 from contract.problem import Layer
 from contract.strategy import Run
-from shardiff.ranks.torch_pool import Workers, run_on_ranks
+from shardiff.ranks.supervisor import Workers
+from shardiff.ranks.torch_pool import run_on_ranks
 from shardiff.record import Record
 from shardiff.tracing.calls import Call
 from shardiff.tracing.merge import merge

@@ -14,7 +14,9 @@ from contract.layout import layout, merge, names, owned
 from contract.optimizer import SLOTS, AdamW, Sgd
 from contract.problem import Batch, Layer
 from contract.strategy import Run, RunResult, Shard
-from shardiff.ranks.torch_pool import Workers, report_phase, run_on_ranks
+from shardiff.ranks.rank import report_phase
+from shardiff.ranks.supervisor import Workers
+from shardiff.ranks.torch_pool import run_on_ranks
 from torch_impl.compose import loss_and_grads, split_batch, split_params
 from torch_impl.mesh import Mesh, make_mesh
 

@@ -32,6 +32,7 @@ import numpy as np
 from benchmarks.bubbles import timeline
 from benchmarks.documents import resume
 from benchmarks.documents.figures import adjacent_ratios, over_ranks, spread
+from benchmarks.pools import workers
 from contract.problem import Problem
 from contract.schedule import gpipe, gpipe_bubble_fraction
 from contract.strategy import Run, one_axis
@@ -123,7 +124,7 @@ def block(run: Run) -> str:
 def measure(
     plan: Plan,
     save: Callable[[dict[str, Any]], object] = lambda document: None,
-    starting: Callable[[str], None] = lambda what: None,
+    starting: Callable[[str], object] = lambda what: None,
     kept: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The document. save: called with it whenever it has grown; kept: an interrupted run's document, whose blocks are
@@ -159,14 +160,10 @@ def pools(plan: Plan, runs: Sequence[Run], stack: ExitStack) -> dict[bool, Calla
     """Whether torch -> what runs a measurement on all ranks of that framework, whose processes end with `stack`."""
     calls: dict[bool, Callable[..., list[Any]]] = {}
     if any(run.implementation == "torch" for run in runs):
-        from shardiff.ranks.torch_pool import workers as torch_workers
-
-        in_torch = stack.enter_context(torch_workers(runs[0].world_size, plan.device, plan.timeout))
+        in_torch = stack.enter_context(workers("torch", runs[0].world_size, plan.device, plan.timeout))
         calls[True] = lambda *args: in_torch.call(on_torch, *args)
     if any(run.implementation != "torch" for run in runs):
-        from shardiff.ranks.jax_pool import workers as jax_workers
-
-        in_jax = stack.enter_context(jax_workers(runs[0].world_size, plan.device, plan.timeout))
+        in_jax = stack.enter_context(workers("jax", runs[0].world_size, plan.device, plan.timeout))
         calls[False] = lambda *args: in_jax.call(on_jax, *args)
     return calls
 

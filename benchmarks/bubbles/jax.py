@@ -17,9 +17,9 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.bubbles import profile_jax
-from benchmarks.bubbles.timeline import Event
-from benchmarks.steps.jax import barrier
+from benchmarks import profile_jax
+from benchmarks.barrier_jax import barrier
+from benchmarks.documents.bubbles import Event
 from contract.strategy import Run, one_axis
 from jax_impl import compose, train
 from jax_impl.mesh import make_mesh

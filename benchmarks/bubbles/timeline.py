@@ -6,23 +6,10 @@ All times are nanoseconds of time.perf_counter_ns, CLOCK_MONOTONIC on Linux: one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from benchmarks.documents.bubbles import BUSY, Event
 from contract.schedule import Action, Schedule
-
-BUSY = ("forward", "backward")
-
-
-class Event(NamedTuple):
-    """What a rank did from start to end. kind: "forward" or "backward" of a microbatch, "wait" (for data to arrive or
-    to be sent), "send" (handing data over), and for compiled programs "communication" and "compute"."""
-
-    rank: int
-    kind: str
-    microbatch: int | None
-    start: int
-    end: int
-    name: str = ""
 
 
 def span(events: Sequence[Event]) -> tuple[int, int]:

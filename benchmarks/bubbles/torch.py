@@ -13,10 +13,10 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from benchmarks.bubbles.timeline import Event
+from benchmarks.documents.bubbles import Event
 from contract.schedule import Action
 from contract.strategy import Run
-from shardiff.ranks.torch_pool import report_phase
+from shardiff.ranks.rank import report_phase
 from torch_impl import train
 from torch_impl.compose import loss_and_grads
 from torch_impl.explicit.pipeline_parallel import Observer
@@ -47,7 +47,7 @@ def observer(events: list[Event], device: torch.device) -> Observer:
         yield
         if device.type == "cuda":
             torch.cuda.synchronize()
-        computes = action is not None and kind == action.kind
-        events.append(Event(rank, kind, action.microbatch if computes else None, start, time.perf_counter_ns()))
+        microbatch = action.microbatch if action is not None and kind == action.kind else None
+        events.append(Event(rank, kind, microbatch, start, time.perf_counter_ns()))
 
     return observe

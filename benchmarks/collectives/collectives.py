@@ -1,28 +1,26 @@
-"""Every collective of both frameworks timed in one run: `plan` what to measure, `run` it, `show` it.
+"""Every collective of both frameworks timed in one run: `plan` says what to measure, `run` measures it.
 
-For each world size both frameworks have their rank processes at once and take turns, a block of all payloads of one op
-each, so that a change of the machine's mood meets both. The document is saved after every block.
+For each world size, the rank processes of both frameworks are alive at once and take turns, each with a block of all
+payloads of one op, so that slow changes of the machine affect both alike. The document is saved after every block.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.collectives.floor import floor
 from benchmarks.collectives.numbers import fits, flat, rows
-from benchmarks.collectives.timing import IDENTITIES, ITEMSIZE, METHOD, OPS, whole
+from benchmarks.collectives.timing import IDENTITIES, ITEMSIZE, METHOD, lengths, whole
 from benchmarks.documents import resume
-from shardiff.ranks.processes import WorkerError
+from benchmarks.documents.collectives import OPS
+from benchmarks.pools import workers
+from shardiff.ranks.verdict import WorkerError
 from shardiff.system import machine
-from shardiff.system.files import keeper
+from shardiff.system.memory import PROCESS
 
 IMPLEMENTATIONS = ("torch", "jax")
 UNITS = {"": 1, "B": 1} | {
@@ -31,14 +29,6 @@ UNITS = {"": 1, "B": 1} | {
 IDENTITY_PAYLOAD = 1 << 16  # bytes
 
 Document = dict[str, Any]
-
-
-class BlockFailed(Exception):
-    """A block whose ranks failed. str: which, in a line; report: the rank's own error."""
-
-    def __init__(self, block: str, report: str) -> None:
-        super().__init__(f"{block}: {report.splitlines()[0].rstrip(':')}")
-        self.report = report
 
 
 @dataclass(frozen=True)
@@ -53,6 +43,18 @@ class Plan:
     iterations: int
     budget: float
     bare: bool
+
+    @property
+    def memory(self) -> int:
+        """Bytes that are needed at least: in each process, what goes in, what comes out and what should come out."""
+        payload, most = max(self.sizes), max(self.ranks)
+        values = max(n + 2 * out for n, out in (lengths(op, payload, most) for op in self.ops))
+        return most * (PROCESS + ITEMSIZE * values)
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks there are, with those of the identities."""
+        return len(self.blocks()) + len(self.ranks) * len(self.implementations)
 
     def blocks(self) -> list[tuple[int, str, str]]:
         """(ranks, op, implementation) in turns: who goes first alternates."""
@@ -124,12 +126,13 @@ def begin(todo: Plan) -> Document:
     """The document before anything is measured: plain JSON types, whose keys stay."""
     return {
         "kind": "collectives",
+        "schema": 1,
         "machine": machine.facts(),
         "method": list(METHOD),
         "settings": {
             **asdict(todo),
             "transport": "gloo over loopback" if todo.device == "cpu" else "NCCL",
-            "threads_per_rank": {str(ranks): threads(ranks) for ranks in todo.ranks},
+            "threads_per_rank": {str(ranks): machine.threads(ranks) for ranks in todo.ranks},
         },
         "complete": False,
         "runs": [],
@@ -150,7 +153,7 @@ def run(
 ) -> Document:
     """Measure. save: called with the document so far after every block; starting: with the name of what comes next;
     timeout: seconds after which idle and silent ranks count as stuck; kept: an interrupted run's document, whose
-    blocks are not measured again. Raises BlockFailed.
+    blocks are not measured again. Raises WorkerError, which names the block.
     """
     document = begin(todo)
     resume.begin(document, kept)
@@ -198,20 +201,9 @@ def _measure(
     return found
 
 
-def threads(ranks: int) -> int:
-    """Threads of each rank in either framework: OMP_NUM_THREADS, else its share of the cores."""
-    return int(os.environ.get("OMP_NUM_THREADS") or max(1, machine.cores() // ranks))
-
-
 def _pool(implementation: str, ranks: int, todo: Plan, timeout: float, stack: ExitStack) -> Callable[..., list[Any]]:
     """The function that calls a function on all ranks of a framework, whose processes end with `stack`."""
-    if implementation == "torch":
-        from shardiff.ranks.torch_pool import workers
-
-        return stack.enter_context(workers(ranks, todo.device, timeout)).call
-    from shardiff.ranks import jax_pool as launch
-
-    return stack.enter_context(launch.workers(ranks, todo.device, timeout, threads(ranks))).call
+    return stack.enter_context(workers(implementation, ranks, todo.device, timeout)).call
 
 
 def _call(label: str, call: Callable[..., list[Any]], implementation: str, *args: Any) -> list[Any]:
@@ -219,13 +211,13 @@ def _call(label: str, call: Callable[..., list[Any]], implementation: str, *args
     try:
         return call(on_torch if implementation == "torch" else on_jax, *args)
     except WorkerError as error:
-        raise BlockFailed(label, str(error).strip()) from error
+        raise WorkerError(f"{label}: {str(error).strip()}") from error
 
 
 def on_torch(device: Any, function: str, *args: Any) -> Any:
     """On a rank, which imports its own framework only."""
     from benchmarks.collectives import torch as collectives_torch
-    from shardiff.ranks.torch_pool import report_phase
+    from shardiff.ranks.rank import report_phase
 
     report_phase(args[0] if function == "block" else function)
     return getattr(collectives_torch, function)(device, *args)
@@ -234,51 +226,7 @@ def on_torch(device: Any, function: str, *args: Any) -> Any:
 def on_jax(function: str, *args: Any) -> Any:
     """On a rank, which imports its own framework only."""
     from benchmarks.collectives import jax as collectives_jax
-    from shardiff.ranks.jax_pool import report_phase
+    from shardiff.ranks.rank import report_phase
 
     report_phase(args[0] if function == "block" else function)
     return getattr(collectives_jax, function)(*args)
-
-
-def show(
-    todo: Plan,
-    output: Path | None,
-    picture: Path | None,
-    as_json: bool,
-    timeout: float = 30.0,
-    kept: Document | None = None,
-) -> int:
-    """Measure with progress on a terminal's stderr, print tables or JSON, write the files; the exit status."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from benchmarks.collectives import view as view
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    blocks = len(todo.blocks()) + len(todo.ranks) * len(todo.implementations)
-    keep, placed = keeper(output), True
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("", total=blocks)
-
-        def save(document: Document) -> None:
-            nonlocal placed
-            placed = keep(document)
-            progress.update(task, completed=sum(len(run["blocks"]) for run in document["runs"]))
-
-        document = failed = None
-        try:
-            document = run(todo, save, lambda name: progress.update(task, description=name), timeout, kept)
-        except BlockFailed as error:
-            failed = error
-    if document is None:
-        print(failed.report.rstrip() if failed else "", file=sys.stderr)
-        print("shardiff:", failed, file=sys.stderr)
-        return 3
-    if as_json:
-        print(json.dumps(document, indent=2, allow_nan=False))
-    else:
-        view.show(document)
-    if picture is not None:
-        view.picture(document, picture)
-    holds = all(row["correct"] for row in document["rows"]) and all(one["holds"] for one in document["identities"])
-    return (0 if holds else 1) if placed else 2

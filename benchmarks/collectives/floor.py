@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from shardiff.system.network import LOOPBACK
+
 CHUNK = 1 << 20  # bytes of one send
 
 
@@ -18,7 +20,7 @@ def floor(streams: Sequence[int], payload: int = 64 << 20, repeats: int = 5) -> 
     """GB/s, GB = 1e9 bytes, medians of `repeats`.
 
     memory_copy_GBps: bytes copied over time, by one thread; each is read and written. loopback_GBps: of each of so many
-    TCP streams over 127.0.0.1 at once, a thread at either end: the ring of n ranks has n. Keys are decimal strings, as
+    TCP streams over loopback at once, a thread at either end: the ring of n ranks has n. Keys are decimal strings, as
     in JSON.
     """
     return {
@@ -45,7 +47,7 @@ def copy_seconds(payload: int, repeats: int) -> list[float]:
 def loopback_seconds(streams: int, payload: int) -> float:
     """Seconds until each of `streams` receivers has `payload` bytes from its own sender."""
     ready, ends = Barrier(2 * streams + 1), []
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server((LOOPBACK, 0)) as server:
         for _ in range(streams):
             sender = socket.create_connection(server.getsockname())
             ends.append((sender, server.accept()[0]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.collectives.timing import OPS
+from benchmarks.documents.collectives import OPS
 from shardiff.record import wire_factor
 
 FLAT = 0.10  # busbw counts as flat if it changes by less

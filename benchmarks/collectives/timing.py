@@ -14,17 +14,6 @@ from typing import Any
 
 import numpy as np
 
-OPS = {  # ours -> the name in shardiff.record, by which the bytes are counted
-    "broadcast": "broadcast",
-    "scatter": "scatter",
-    "gather": "gather",
-    "reduce": "reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_reduce": "all_reduce",
-    "all_to_all": "all_to_all",
-    "permute": "collective_permute",
-}
 SPLIT_INPUT = ("all_gather", "gather")  # S is the total output; a rank puts in S/n
 SPLIT_OUTPUT = ("reduce_scatter", "scatter")  # S is the total input; a rank gets S/n
 IDENTITIES = (

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.collectives.timing import IDENTITIES, OPS, Side, expected, lengths, measure, values
-from shardiff.ranks.torch_pool import report_progress
+from benchmarks.collectives.timing import IDENTITIES, Side, expected, lengths, measure, values
+from benchmarks.documents.collectives import OPS
+from shardiff.ranks.rank import report_progress
 from torch_impl import collectives as c
 
 

@@ -1,4 +1,4 @@
-"""Results on disk: read back and judged, written so that they are whole at every moment.
+"""Results on disk: read back, and parsed into the types that the views and the report show.
 
 A result is what one section of a report shows: a document of plain JSON types with its machine, as `shardiff check
 --json` and `shardiff bench ...` make them; "diff" is that of `benchmarks.report.run`. A report's file holds several.
@@ -6,17 +6,34 @@ A result is what one section of a report shows: a document of plain JSON types w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
+
+from benchmarks.documents.bubbles import Bubbles
+from benchmarks.documents.check import Check
+from benchmarks.documents.collectives import Collectives
+from benchmarks.documents.diff import Diffs
+from benchmarks.documents.fields import NAME, Machine, Result
+from benchmarks.documents.steps import Steps
 from shardiff.system.files import Document
 from shardiff.system.inputs import NotJson, one_line, read_json
 
-SECTIONS = ("check", "diff", "collectives", "steps", "bubbles")
+Section = Check | Diffs | Collectives | Steps | Bubbles
+SECTIONS: dict[str, type[Section]] = {
+    "check": Check,
+    "diff": Diffs,
+    "collectives": Collectives,
+    "steps": Steps,
+    "bubbles": Bubbles,
+}
 SCHEMA = 1
-FACTS = ("os", "cpu", "cores", "memory_bytes", "gpus", "python", "versions", "commit", "date")  # of machine.facts
+T = TypeVar("T", bound=Result)
+FACTS = tuple(Machine.__struct_fields__)
 
 
 class NoResult(ValueError):
@@ -41,23 +58,25 @@ def read(path: Path) -> dict[str, Document]:
 
 
 def read_file(path: Path) -> dict[str, Document]:
-    """Section -> document, of one file."""
+    """Section -> document, of one file; every document can be parsed."""
     try:
         content = read_json(path)
     except NotJson as error:
         raise NoResult(str(error)) from None
     kind = kind_of(content)
     if kind is None:
-        raise NoResult(f"{path}: no result of shardiff check --json, bench or report")
+        raise NoResult(f"{path}: not a result of shardiff check --json, bench or report")
     if content.get("schema", SCHEMA) != SCHEMA:
         version = one_line(content["schema"])[:40]
-        raise ValueError(f"{path}: version {version} of {kind}; this shardiff reads version {SCHEMA}")
+        raise ValueError(f"{path}: {kind} has schema {version}; this shardiff reads schema {SCHEMA}")
     documents = content.get("sections") if kind == "report" else {kind: content}
-    if not isinstance(documents, dict) or not documents.keys() <= set(SECTIONS):
-        raise ValueError(f"{path}: a report with sections other than {', '.join(SECTIONS)}")
+    if not isinstance(documents, dict) or not documents.keys() <= SECTIONS.keys():
+        raise ValueError(f"{path}: a report whose sections are not among {', '.join(SECTIONS)}")
     for section, document in documents.items():
-        if flaw := broken(section, document):
-            raise ValueError(f"{path}: not a whole result of {section}: {flaw}")
+        try:
+            parse(section, document)
+        except ValueError as error:
+            raise ValueError(f"{path}: not a valid result of {section}: {error}") from None
     return {section: documents[section] for section in SECTIONS if section in documents}
 
 
@@ -66,28 +85,42 @@ def kind_of(content: Any) -> str | None:
     if not isinstance(content, dict):
         return None
     kind = content.get("kind")
-    if kind is None and "machine" in content and isinstance(content.get("rows"), list):
+    if kind is None and "machine" in content and isinstance(content.get("rows"), list):  # check, before it had a kind
         return "check" if all(isinstance(row, dict) and "loss_error" in row for row in content["rows"]) else None
     return kind if kind in (*SECTIONS, "report") else None
 
 
-def broken(section: str, document: Any) -> str | None:
-    """What is wrong in a document; None if it can be shown."""
-    from benchmarks.documents import results_schema
-    from benchmarks.report.compare import figures
-    from benchmarks.report.sections import blocks, summary
-
+def parse(section: str, document: Any) -> Section:
+    """A document as the type of its section. Raises ValueError, one line, that says where it does not fit."""
     if isinstance(document, dict) and document.get("kind", section) != section:
-        return f"it is one of {one_line(document['kind'])[:40]}"
-    if flaw := results_schema.broken(section, document):
-        return flaw
-    try:  # what no schema says: indices without records, settings that do not fit each other
-        figures(section, document)
-        summary(section, document)
-        blocks(section, document, pictures=False)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-        return one_line(f"{type(error).__name__} {error}")[:200]
-    return None
+        raise ValueError(f"it is one of {one_line(document['kind'])[:40]}")
+    return parse_as(SECTIONS[section], document)
+
+
+def parse_as(of: type[T], document: Any) -> T:
+    """The same, for who knows the section."""
+    try:
+        return msgspec.convert(document, of)
+    except msgspec.ValidationError as error:
+        raise ValueError(explained(str(error))) from None
+
+
+def parsed(documents: Mapping[str, Document]) -> dict[str, Section]:
+    """The same documents as the types of their sections. Raises ValueError, as `parse` does."""
+    return {section: parse(section, document) for section, document in documents.items()}
+
+
+def explained(message: str) -> str:
+    """A message of msgspec's in one line: where the document does not fit, and why."""
+    what, _, where = message.partition(" - at `")
+    where = re.sub(r"^(key in |value in )?`?\$\.?", "", where.removesuffix("`")) or "it"
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
+        return f"{where} has no {missing[1]}"
+    what = what.replace(
+        f"str` matching regex {NAME!r}", "str`, one line of at most 200 letters, digits, spaces and .,:;+=()/%-"
+    )
+    what = re.sub(r"`str` matching regex '\^\(\?:([^)]*)\).*'$", lambda names: names[1].replace("|", " or "), what)
+    return one_line(f"{where}: {what[:1].lower()}{what[1:]}".replace("`", ""))[:300]
 
 
 def same_origin(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

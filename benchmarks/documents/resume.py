@@ -1,15 +1,18 @@
-"""An interrupted benchmark taken up again: what it has finished is kept where everything else is the same.
+"""Resuming an interrupted benchmark: the blocks that it has finished are kept if everything else is the same.
 
-A document has "runs": [{"date", "blocks"}], the run of each block that is in it, so that no figure is mixed in unseen.
+A document has "runs": [{"date", "blocks"}], which say of every block in which run it was measured, so that figures of
+several runs are never mixed without a word.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.documents.fields import Block
 from benchmarks.documents.results_io import FACTS, read_file
 from shardiff.system.inputs import one_line
 
@@ -62,10 +65,10 @@ def measured(document: Document, block: str) -> None:
     document["runs"][-1]["blocks"].append(block)
 
 
-def sentence(document: Document) -> str | None:
+def sentence(runs: Sequence[Block]) -> str | None:
     """Which runs the blocks come from, where there are several."""
-    counts = Counter({run["date"]: len(run["blocks"]) for run in document.get("runs", ()) if run["blocks"]})
+    counts = Counter({run.date: len(run.blocks) for run in runs if run.blocks})
     if len(counts) < 2:
         return None
     each = ", ".join(f"{count} on {date[:16].replace('T', ' ')} UTC" for date, count in counts.items())
-    return f"Resumed: blocks of {len(counts)} runs, {each}; the file says which."
+    return f"Resumed: the blocks come from {len(counts)} runs, {each}; the file says which."

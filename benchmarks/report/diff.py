@@ -4,44 +4,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+
+from msgspec import to_builtins
 
 from benchmarks import diff_view as strategy_view
 from benchmarks.diff_strategies import StrategyDiff
+from benchmarks.documents.diff import Diffs
 from benchmarks.report.blocks import BAD, FAIR, GOOD, Block, Cell, Details, Items, Table, Text, from_rich
 from benchmarks.report.pictures import Draw
-from contract.problem import Problem
-from contract.strategy import Run, parse_axes
-from shardiff.diff import Diff
+from shardiff.diff import Diff, Row
 from shardiff.diff.view import notes, table
-from shardiff.record import Record, step_bytes, totals
+from shardiff.program import Program
+from shardiff.record import step_bytes, totals
 from shardiff.system.words import size
 
-Document = dict[str, Any]
+
+def diffs(result: Diffs) -> list[StrategyDiff]:
+    """The diffs of a result, as `shardiff diff` shows them."""
+    made = []
+    for one, run in zip(result.diffs, result.runs_of_diffs(), strict=True):
+        sides = Program(tuple(one.left.records), "written"), Program(tuple(one.right.records), "derived", run.mesh)
+        rows = [Row(r.verdict, tuple(r.rules), tuple(r.left), tuple(r.right), r.why) for r in one.rows]
+        found = Diff(replace(sides[0], mesh=run.mesh), replace(sides[1], memory=one.right.memory), tuple(rows))
+        work = to_builtins(one.right.work)
+        made.append(StrategyDiff(run, one.target, found, one.left.traced, one.closed_form.records, work))
+    return made
 
 
-def diffs(document: Document) -> list[StrategyDiff]:
-    """Inverse of StrategyDiff.to_json for all diffs of a result."""
-    s = document["settings"]
-    problem = Problem(s["batch"], s["width"], s["layers"], s["dtype"])
-    result = []
-    for one in document["diffs"]:
-        mesh, names = one["mesh"], tuple(one["strategy"].split(" x "))
-        axes = parse_axes(",".join(f"{name}={size}" for name, size in mesh.items()), names)
-        run = Run(one["implementation"], axes, problem, microbatches=s["microbatches"])
-        closed_form = [Record.from_json(record) for record in one["closed_form"]["records"]]
-        found = Diff.from_json(one)
-        told = one["left"]["traced"], closed_form, one["right"].get("work")
-        result.append(StrategyDiff(run, one["target"], found, *told))
-    return result
-
-
-def summary(document: Document) -> Iterator[str]:
-    found = diffs(document)
+def summary(result: Diffs) -> Iterator[str]:
+    found = diffs(result)
     targets, strategies = {one.target for one in found}, {one.run.strategy for one in found}
     verdicts = [row.verdict for one in found for row in one.diff.rows]
-    same = verdicts.count("same")
-    unexplained = sum(one.diff.unexplained for one in found)
+    same, unexplained = verdicts.count("same"), sum(one.diff.unexplained for one in found)
     rewritten = len(verdicts) - same - unexplained
     rules = {rule for one in found for row in one.diff.rows for rule in row.rules}
     yield (
@@ -55,8 +50,8 @@ def summary(document: Document) -> Iterator[str]:
         yield f"{text}, {most:.2f} times at most ({last.run.strategy}, {last.target})."
 
 
-def blocks(document: Document, draw: Draw) -> Iterator[Block]:
-    found = diffs(document)
+def blocks(result: Diffs, draw: Draw) -> Iterator[Block]:
+    found = diffs(result)
     for strategy in dict.fromkeys(one.run.strategy for one in found):
         mine = [one for one in found if one.run.strategy == strategy]
         yield diff_table(strategy, mine)
@@ -67,10 +62,10 @@ def blocks(document: Document, draw: Draw) -> Iterator[Block]:
         yield Items(sentences) if sentences else Text("All as written.")
         alike: dict[str, tuple[Table, list[str]]] = {}  # targets for which XLA derives the same
         for one in mine:
-            table = records_table(one)
-            alike.setdefault(repr(table), (table, []))[1].append(one.target)
-        yield from (Details(f"{strategy} for {', '.join(names)}", [table]) for table, names in alike.values())
-    yield from (Text(f"{one['target']} was left out: {one['reason']}", "warning") for one in document["skipped"])
+            shown = records_table(one)
+            alike.setdefault(repr(shown), (shown, []))[1].append(one.target)
+        yield from (Details(f"{strategy} for {', '.join(names)}", [shown]) for shown, names in alike.values())
+    yield from (Text(f"{one.target} was left out: {one.reason}", "warning") for one in result.skipped)
     yield Text(
         "Written: traced in a real run of torch processes, one training step. Derived: read from the program that XLA "
         "compiled for the target, which need not be here. Bytes are those that a rank must send under the "

@@ -40,7 +40,7 @@ FULL = {
 PATIENCE = 5.0  # seconds that an interrupted command has to end
 COMMAND = """
 import signal, sys
-from shardiff.ranks.processes import when_parent_ends
+from shardiff.system.processes import when_parent_ends
 when_parent_ends(signal.SIGKILL)
 from shardiff.cli.main import main
 sys.exit(main())

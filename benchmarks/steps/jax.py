@@ -7,7 +7,6 @@ collective runs on a rank and no operation computes. Its share of the profiled s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -15,10 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from benchmarks.bubbles import profile_jax
+from benchmarks import profile_jax
+from benchmarks.barrier_jax import barrier
 from benchmarks.steps.numbers import WARM_UP
 from contract.problem import Batch, Layer
 from contract.strategy import Run
@@ -98,15 +96,6 @@ def plain_jit(run: Run) -> Contestant:
     state = jax.jit(optimizer.init)(params)
     compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, batch).compile()
     return Contestant(compiled, params, state, batch)
-
-
-def barrier(devices: list[Any]) -> Callable[[], Any]:
-    """A function that returns when all ranks have called it: an all_reduce of one number each."""
-    mesh = jax.make_mesh((len(devices),), ("all",), devices=devices)
-    ones = jax.make_array_from_process_local_data(NamedSharding(mesh, P("all")), np.ones(1, np.float32))
-    total = jax.shard_map(lambda x: jax.lax.psum(x, "all"), mesh=mesh, in_specs=P("all"), out_specs=P())
-    add = jax.jit(total).lower(ones).compile()
-    return lambda: jax.block_until_ready(add(ones))
 
 
 def block(state: State, iterations: int, warmup: int) -> dict[str, dict[str, list[float]]]:

@@ -143,13 +143,13 @@ def begin(plan: Plan) -> dict[str, Any]:
 
 def block(run: Run) -> str:
     """What is measured together, all contestants in turn: it is kept as a whole or measured again as a whole."""
-    return f"{run.strategy} on {run.world_size} ranks"
+    return f"{run.strategy} on {run.mesh if len(run.axes) > 1 else f'{run.world_size} ranks'}"
 
 
 def measure(
     plan: Plan,
     save: Callable[[dict[str, Any]], object] = lambda document: None,
-    starting: Callable[[str], None] = lambda what: None,
+    starting: Callable[[str], object] = lambda what: None,
     kept: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The document. save: called with it whenever it has grown; kept: an interrupted run's document, whose finished
@@ -199,20 +199,18 @@ def take(document: dict[str, Any], kept: dict[str, Any], run: Run) -> None:
 @contextmanager
 def sets(plan: Plan, runs: Sequence[Run]) -> Iterator[dict[str, turns.Ranks]]:
     """The rank processes of the frameworks that have contestants."""
-    starters = {
-        "torch": (turns.torch_ranks, "benchmarks.steps.torch"),
-        "jax": (turns.jax_ranks, "benchmarks.steps.jax"),
-    }
     with ExitStack() as stack:
         yield {
-            framework: stack.enter_context(start(runs[0].world_size, module, plan.device, plan.timeout))
-            for framework, (start, module) in starters.items()
+            framework: stack.enter_context(
+                turns.ranks(framework, runs[0].world_size, f"benchmarks.steps.{framework}", plan.device, plan.timeout)
+            )
+            for framework in ("torch", "jax")
             if any(plan.names(run, framework) for run in runs)
         }
 
 
 def strategy(
-    plan: Plan, run: Run, sets: dict[str, turns.Ranks], starting: Callable[[str], None]
+    plan: Plan, run: Run, sets: dict[str, turns.Ranks], starting: Callable[[str], object]
 ) -> Iterator[dict[str, list[Any]]]:
     """After every block, the rows, ratios and failures of one strategy so far."""
     samples: Samples = {}

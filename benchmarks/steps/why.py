@@ -1,68 +1,70 @@
 """Why shard_map and annotated take different times: where the difference lies, and what the programs do differently.
 
-Both columns of `shardiff diff` can be equal and the steps not: then it is the work beside the collectives that differs,
-or when they run. The sentences are made of the measured split of a step and of what the compiled programs hold.
+Two programs can communicate the same and yet differ in step time: then the work beside the collectives differs, or when
+they run. The sentences follow from the measured split of a step and from what the compiled programs hold.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+from benchmarks.documents.steps import Row, Steps
 from shardiff.system.words import size
 
 ALIKE = 0.05  # ratios up to 1.05, either way, need no reason
 PAIR = ("shard_map", "annotated")
 
 
-def reasons(document: dict[str, Any]) -> list[str]:
-    """A sentence or two for each pair of programs whose step times differ by more than ALIKE."""
-    rows = {(row["strategy"], row["ranks"], row["implementation"]): row for row in document["rows"]}
-    result = []
-    for ratio in document["ratios"]:
-        median = ratio["ratio"]["median"]
-        ours, theirs = (rows.get((ratio["strategy"], ratio["ranks"], name)) for name in PAIR)
-        differ_in_time = (ratio["of"], ratio["to"]) == PAIR and max(median, 1 / median) > 1 + ALIKE
+def reasons(result: Steps) -> list[str]:
+    """A sentence for each pair of programs whose step times differ by more than ALIKE."""
+    rows = {(row.key, row.implementation): row for row in result.rows}
+    told = []
+    for ratio in result.ratios:
+        median = ratio.ratio.median
+        ours, theirs = (rows.get((ratio.key, name)) for name in PAIR)
+        differ_in_time = (ratio.of, ratio.to) == PAIR and median > 0 and max(median, 1 / median) > 1 + ALIKE
         if differ_in_time and ours and theirs:
-            where = f"{ratio['strategy']} on {ratio['ranks']} ranks"
+            where = f"{ratio.strategy} on {ratio.on}"
             parts = [*times(ours, theirs), *work(ours, theirs)]
-            result.append(f"{where}, shard_map over annotated {median:.2f}: {'; '.join(parts)}")
-    return result
+            told.append(f"{where}, shard_map over annotated {median:.2f}: {'; '.join(parts)}")
+    return told
 
 
-def times(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
-    """Where the difference of the two steps lies."""
-    for key, name in (("compute_seconds", "compute"), ("exposed_seconds", "exposed communication")):
-        if ours[key] and theirs[key]:
-            yield f"{name} {1e3 * ours[key]['median']:.1f} ms over {1e3 * theirs[key]['median']:.1f} ms"
+def times(ours: Row, theirs: Row) -> Iterator[str]:
+    """Where the difference between the two steps lies."""
+    for name, mine, other in (
+        ("compute", ours.compute_seconds, theirs.compute_seconds),
+        ("exposed communication", ours.exposed_seconds, theirs.exposed_seconds),
+    ):
+        if mine and other:
+            yield f"{name} {1e3 * mine.median:.1f} ms over {1e3 * other.median:.1f} ms"
 
 
-def work(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
+def work(ours: Row, theirs: Row) -> Iterator[str]:
     """What one program does and the other does not, or does less of, from their texts and the compiler's plan."""
-    mine, other = ours.get("work"), theirs.get("work")
+    mine, other = ours.work, theirs.work
     if mine is None or other is None:
         return
-    if differ(ours["wire_bytes_compiled"], theirs["wire_bytes_compiled"]):
-        yield f"must send {size(ours['wire_bytes_compiled'])} over {size(theirs['wire_bytes_compiled'])}"
-    for count, amount, verb in (
-        ("products", "flops", "multiplies"),
-        ("transposes", "transposed_bytes", "transposes"),
-        ("copies", "copied_bytes", "copies"),
+    if differ(ours.wire_bytes_compiled, theirs.wire_bytes_compiled):
+        yield f"must send {size(ours.wire_bytes_compiled or 0)} over {size(theirs.wire_bytes_compiled or 0)}"
+    for verb, amount, unit, counts in (
+        ("multiplies", (mine.flops, other.flops), flops, (mine.products, other.products)),
+        ("transposes", (mine.transposed_bytes, other.transposed_bytes), size, (mine.transposes, other.transposes)),
+        ("copies", (mine.copied_bytes, other.copied_bytes), size, (mine.copies, other.copies)),
     ):
-        if differ(mine[amount], other[amount]):
-            unit = flops if amount == "flops" else size
-            numbers = (f"{unit(side[amount])} in {side[count]}" for side in (mine, other))
+        if differ(*amount):
+            numbers = (f"{unit(each)} in {count}" for each, count in zip(amount, counts, strict=True))
             yield f"{verb} {' over '.join(numbers)}"
-    held = [row["memory"]["measured"]["temporaries"] for row in (ours, theirs)]
-    if None not in held and differ(*held):
-        yield f"needs {size(held[0])} over {size(held[1])} for what lives within a step"
+    held = [row.memory.measured.temporaries for row in (ours, theirs)]
+    if differ(*held):
+        yield f"needs {size(held[0] or 0)} over {size(held[1] or 0)} for what lives within a step"
 
 
-def differ(one: int, other: int) -> bool:
-    """By more than ALIKE of the larger."""
-    return abs(one - other) > ALIKE * max(one, other)
+def differ(one: int | None, other: int | None) -> bool:
+    """Whether two numbers differ by more than ALIKE of the larger; what is not known does not."""
+    return one is not None and other is not None and abs(one - other) > ALIKE * max(one, other)
 
 
-def flops(count: int) -> str:
+def flops(count: float) -> str:
     """A number of floating-point operations."""
     return f"{count / 1e9:.3g} GFLOP"

@@ -17,7 +17,7 @@ import typer
 
 from shardiff.cli import checkout
 from shardiff.cli.answers import complain, refuse, repeatable
-from shardiff.ranks.processes import WorkerError
+from shardiff.ranks.verdict import WorkerError
 from shardiff.system import streams
 from shardiff.system.extras import EXTRAS, MissingExtra, missing
 from shardiff.system.interrupt import reliable_interrupts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardiff.system.extras import installed
+from shardiff.system.machine import cores
 
 PRECISIONS = ("default", "highest")
 
@@ -115,7 +115,7 @@ def known() -> list[Known]:
     """Every family of targets, and what of it is here."""
     gpus = [path.read_text() for path in Path("/proc/driver/nvidia/gpus").glob("*/information")]
     attached = {name: sum(bool(re.search(rf"\b{name}\b", gpu, re.I)) for gpu in gpus) for name in FAMILIES}
-    here = {"cpu": lambda name: os.cpu_count(), "gpu": attached.get, "tpu": lambda name: None}
+    here = {"cpu": lambda name: cores(), "gpu": attached.get, "tpu": lambda name: None}
     return [Known(n, f, has_compiler(f.kind), here[f.kind](n)) for n, f in FAMILIES.items()]
 
 

@@ -75,7 +75,8 @@ def ticks(found: Match, side: int) -> None:
         for whole in found.open(1 - side, "all_reduce"):
             same = kind_of(extra.dtype) == kind_of(whole.dtype) and same_work(extra, whole) and same_ranks(extra, whole)
             if same and extra.left and extra.elements == whole.elements * count and extra.record.computation:
-                found.pair(*((whole,), (extra,))[:: 1 if side else -1], ["reduced_every_tick"])
+                left, right = (whole, extra) if side else (extra, whole)
+                found.pair([left], [right], ["reduced_every_tick"])
 
 
 def pipeline(found: Match) -> tuple[int, int] | None:

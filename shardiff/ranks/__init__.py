@@ -1,1 +1,1 @@
-"""Rank processes: started, watched and ended."""
+"""Starts processes, one per rank, watches them and ends them: one supervisor for torch and JAX. Uses system only."""

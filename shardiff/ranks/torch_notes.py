@@ -1,12 +1,12 @@
-"""What a rank notes while it works: the collective that it calls, and the phase that a training step is in.
+"""What a torch rank notes while it works: the collective that it calls, and the phase that a training step is in.
 
-`trace` sees every call, and slows every operator down. This is for ranks that are timed: 2 microseconds a collective,
-nothing else. It sees what goes through the methods of ProcessGroup in Python, as every function of torch.distributed
-does, in our strategies, in pipelining and in FSDP2. It does not see what C++ calls: the reducer of
-DistributedDataParallel, and the functional collectives that DTensor uses. Nor whether a call has ended: it notes those
-that begin, an asynchronous one when it is started, not when it is waited for.
+`trace` sees every call, and slows every operator down. This is for ranks that are timed: it costs 2 microseconds per
+collective, and nothing else. It sees what goes through the methods of ProcessGroup in Python, as every function of
+torch.distributed does, also those of pipelining and FSDP2. It does not see what C++ calls: the reducer of
+DistributedDataParallel, and the functional collectives that DTensor uses. Nor does it see whether a call has ended: a
+call is noted when it begins, an asynchronous one when it is started, not when it is waited for.
 
-The phases: "backward" when autograd begins, "update" when an optimizer steps, "forward" when it has.
+The phases: "backward" when autograd begins, "update" when an optimizer steps, "forward" when it has stepped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POINT_TO_POINT = {"send": "send to", "recv": "receive from", "recv_anysource": "
 
 
 def watch(tell: Tell, report_phase: Callable[[str], None]) -> None:
-    """Tell of every call and phase from now on, for good. For processes that are ranks, or fork ranks."""
+    """Tell of every call and phase from now on, for good. For processes that are ranks, or that fork ranks."""
     groups: dict[str, bytes] = {}
     numbers: dict[tuple[str, bool], int] = {}  # (group, whether point to point) -> calls so far
 
@@ -78,12 +78,12 @@ def watch(tell: Tell, report_phase: Callable[[str], None]) -> None:
 
 
 def ranks_of(group: dist.ProcessGroup) -> str:
-    """ranks 0 1 2 3, as the default group numbers them."""
-    with suppress(KeyError, ValueError, RuntimeError):  # a group that is still being made
+    """The group in words, such as "ranks 0 1 2 3", as the default group numbers them."""
+    with suppress(KeyError, ValueError, RuntimeError):  # the group is still being made
         return f"ranks {' '.join(map(str, dist.get_process_group_ranks(group)))}"
     return f"{group.size()} ranks"
 
 
 def nbytes(tensors: Any) -> int:
-    """Of a tensor, or of all in a list of them, or of lists."""
+    """The bytes of a tensor, or of all tensors in a list, which may hold lists."""
     return tensors.nbytes if isinstance(tensors, Tensor) else sum(map(nbytes, tensors))

@@ -1,4 +1,4 @@
-"""Worker processes, one per rank: start, watch, collect errors, end.
+"""Ranks of torch.distributed, fresh for every call: what of `supervisor` differs for torch.
 
 A pool is one process, the starter, that imports torch once and forks the ranks of every call:
 
@@ -6,52 +6,36 @@ A pool is one process, the starter, that imports torch once and forks the ranks 
       |                                      | fork, wait, kill
       +-------- a socket per rank -------- rank 0 .. n-1, each for one call
 
-Fresh ranks cost milliseconds, and nothing of one call, above all none of its failures, reaches the next. The starter is
-a new interpreter: the caller's __main__ is not run again, and nothing that it has started (JAX, threads, CUDA) is
-forked. Ranks meet through a file without a name and talk over the loopback interface only; with CUDA, rank r has GPU r
-and NCCL.
+Fresh ranks cost milliseconds, and nothing of one call, above all none of its failures, reaches the next. Ranks meet
+through a file without a name and talk over the loopback interface only; with CUDA, rank r has GPU r and NCCL.
 
-A dead process is noticed by the end of file on its sockets: the caller names the rank that died and ends the others,
-the starter ends the ranks when the caller is gone, a rank ends when the caller or the starter is gone. What the ranks
-start themselves, the starter ends, and if it cannot, the caller. Phases and collectives are noted in shared memory, so
-that those of a rank that was killed or stopped are known too. No file has a name that could be left behind.
+The starter ends the ranks when the caller is gone, and a rank ends when the caller or the starter is gone. What the
+ranks start themselves, the starter ends, and if it cannot, the caller.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import pickle
-import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
-import psutil
-
-from shardiff.ranks import torch_rank as worker
-from shardiff.ranks.processes import (
-    BUSY,
-    KEEP_FREED,
-    Silence,
-    WorkerError,
-    begin_notes,
-    ending,
-    importable,
-    nameless_file,
-)
-from shardiff.ranks.torch_rank import MAX_RANKS, Job, report_phase, report_progress
-from shardiff.ranks.watch import SPARE, Progress, RankState, receive, send, verdict, watch
-
-__all__ = ["WorkerError", "Workers", "report_phase", "report_progress", "run_on_ranks", "workers"]
-
-TIMEOUT = 30.0  # seconds of silence until ranks are stuck
-TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+from shardiff.ranks import torch_starter
+from shardiff.ranks.messages import receive, send
+from shardiff.ranks.notes import begin_notes
+from shardiff.ranks.silence import BUSY, Silence
+from shardiff.ranks.supervisor import TIMEOUT, Workers, end, interpreter, pool
+from shardiff.ranks.torch_starter import MAX_RANKS, Job
+from shardiff.ranks.verdict import RankState, WorkerError, ending
+from shardiff.ranks.watch import Progress, patience
+from shardiff.system import torchrun
+from shardiff.system.network import loopback_only
+from shardiff.system.processes import nameless_file
 
 
 def run_on_ranks(
@@ -67,130 +51,95 @@ def run_on_ranks(
     Under torchrun its processes are the ranks, all of them return the whole list, errors are raised as they are, and
     on_progress is not called. ValueError if torchrun started another number of processes.
     """
-    if all(name in os.environ for name in TORCHRUN):
-        return _run_under_torchrun(function, args, world_size, device, timeout)
-    with workers(world_size, device, timeout) as pool:
-        return pool.call(function, *args, on_progress=on_progress)
+    if here := torchrun.started():
+        return _run_under_torchrun(here, function, args, world_size, device, timeout)
+    with workers(world_size, device, timeout) as ranks:
+        return ranks.call(function, *args, on_progress=on_progress)
 
 
 @contextmanager
 def workers(world_size: int, device: str = "auto", timeout: float = TIMEOUT) -> Iterator[Workers]:
     """A pool for any number of calls of up to `world_size` ranks each. It leaves nothing behind.
 
+    A rank has a default process group of just its call's ranks, and its share of the cores as torch threads unless
+    OMP_NUM_THREADS is set. The module of a function that is called is imported before the fork, and so must not start
+    threads or CUDA when imported.
+
     device: "cpu"; "cuda", one GPU per rank; "auto", which is "cuda" for a call with no more ranks than there are GPUs.
-    timeout: seconds without a sign of life (a phase, progress, a result) from any rank until a call is stuck; ten times
-    as many while ranks compute or read.
+    timeout: see `Workers`.
     """
     if not 1 <= world_size <= MAX_RANKS:
         raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size}")
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"unknown device {device!r}; known: auto, cpu, cuda")
-    pool = Workers(world_size, device, timeout)
-    pool.open()
-    try:
-        yield pool
-    finally:
-        pool.close()
+    with pool(Forked(device), world_size, timeout) as ranks:
+        yield ranks
 
 
-@dataclass
-class Workers:
-    """A pool; see `workers`. `timeout` may be changed between calls."""
+class Forked:
+    """Ranks that a starter forks for one call."""
 
-    world_size: int
-    device: str
-    timeout: float
+    stay = False
 
-    def call(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        world_size: int | None = None,
-        on_progress: Progress | None = None,
-    ) -> list[Any]:
-        """function(device, *args) in ranks 0 .. world_size-1 (default: all of the pool), as a list by rank.
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.starter: subprocess.Popen[bytes] | None = None
+        self.control: socket.socket
 
-        A rank has a default process group of just this call's ranks, and its share of the cores as torch threads unless
-        OMP_NUM_THREADS is set. The function must be importable, arguments and results must be picklable. Its module is
-        imported before the fork and so must not start threads or CUDA when imported.
-        Raises WorkerError if a rank fails, ValueError if there are fewer ranks or GPUs than the call needs.
-        """
-        n = self.world_size if world_size is None else world_size
-        if not 1 <= n <= self.world_size:
-            raise ValueError(f"a pool of {self.world_size} ranks cannot run {n}")
-        function = importable(function)
-        payload = pickle.dumps((function, args), 5)
-        if self.starter.poll() is not None:  # an earlier failure has ended it
+    def open(self, timeout: float) -> None:
+        environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # counting GPUs must not initialize CUDA
+        self.starter, self.control = interpreter(torch_starter.__name__, "start_ranks", environment)
+        with suppress(OSError):  # one that is gone is found by its first request
+            send(self.control, self.device != "cpu")
+
+    def begin(self, count: int, module: str | None, timeout: float, stack: ExitStack) -> tuple[list[RankState], Path]:
+        if self.starter is None or self.starter.poll() is not None:  # it has failed since
             self._kill()
-            self.open()
-        num_gpus = self._request("gpus")
-        if self.device == "cuda" and num_gpus < n:
-            raise ValueError(f"device cuda needs a GPU per rank: {n} ranks, {num_gpus} GPUs")
-        cuda = self.device != "cpu" and num_gpus >= n
-        with ExitStack() as stack:
-            pairs = [socket.socketpair() for _ in range(n)]
-            for end in (end for pair in pairs for end in pair):
-                stack.callback(end.close)
-            notes, store = nameless_file(stack), nameless_file(stack)
-            begin_notes(notes, n)
-            job = Job(n, cuda, notes, store, self.timeout, getattr(function, "__module__", None), payload)
-            pids = self._request(job, [theirs.fileno() for _, theirs in pairs])
-            for _, theirs in pairs:
-                theirs.close()
-            ranks = [
-                RankState(rank, n, ours, pid) for rank, ((ours, _), pid) in enumerate(zip(pairs, pids, strict=True))
-            ]
-            try:
-                watch(ranks, notes, self.timeout, on_progress)
-            except BaseException:
-                with suppress(WorkerError):
-                    self._request([False] * n)
-                raise
-            for rank, state in zip(ranks, self._request([rank.gone for rank in ranks]), strict=True):
-                rank.state = state
-                rank.last_words = rank.inbox.decode(errors="replace")  # what is no message: a fatal error's traceback
-            if error := verdict(ranks, notes, self.timeout):
-                raise error
-            return [rank.result for rank in ranks]
+            self.open(timeout)
+        num_gpus = self._request("gpus", timeout)
+        if self.device == "cuda" and num_gpus < count:
+            raise ValueError(f"device cuda needs a GPU per rank: {count} ranks, {num_gpus} GPUs")
+        cuda = self.device != "cpu" and num_gpus >= count
+        pairs = [socket.socketpair() for _ in range(count)]
+        for one in (one for pair in pairs for one in pair):
+            stack.callback(one.close)
+        notes, store = nameless_file(stack), nameless_file(stack)
+        begin_notes(notes, count)
+        job = Job(count, cuda, notes, store, timeout, module)
+        pids = self._request(job, timeout, [theirs.fileno() for _, theirs in pairs])
+        for _, theirs in pairs:
+            theirs.close()
+        return [
+            RankState(r, count, ours, pid) for r, ((ours, _), pid) in enumerate(zip(pairs, pids, strict=True))
+        ], notes
 
-    def open(self) -> None:
-        """Start the starter, without waiting for it."""
-        path = f"import sys; sys.path[:] = {[str(entry) for entry in sys.path]!r}"
-        run = f"from {worker.__name__} import start_ranks; start_ranks({self.device != 'cpu'})"
-        environment = {
-            "GLIBC_TUNABLES": KEEP_FREED,
-            **os.environ,
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # counting GPUs must not initialize CUDA
-        }
-        self.control, theirs = socket.socketpair()
-        with theirs:  # a session of its own, so that Ctrl-C reaches only the caller, which ends the others
-            command = [sys.executable, "-c", f"{path}; {run}"]
-            self.starter = subprocess.Popen(command, stdin=theirs.fileno(), env=environment, start_new_session=True)
+    def settle(self, ranks: Sequence[RankState], timeout: float, given_up: bool = False) -> None:
+        for rank, state in zip(ranks, self._request([rank.gone for rank in ranks], timeout), strict=True):
+            rank.state = state
+            rank.last_words = rank.inbox.decode(errors="replace")  # what is no message: a fatal error's traceback
 
     def close(self) -> None:
-        """End all processes."""
-        with suppress(OSError):
-            self.control.shutdown(socket.SHUT_RDWR)  # at which the starter ends its ranks and itself
-        with suppress(subprocess.TimeoutExpired):
-            self.starter.wait(10)
-        self._kill()
+        if self.starter is not None:
+            with suppress(OSError):
+                self.control.shutdown(socket.SHUT_RDWR)  # at which the starter ends its ranks and itself
+            with suppress(subprocess.TimeoutExpired):
+                self.starter.wait(10)
+            self._kill()
 
-    def _kill(self) -> int:
+    def _kill(self) -> int | None:
         """End the starter at once, and thereby its ranks; and what these had started, which it cannot end then."""
+        if self.starter is None:
+            return None
         self.control.close()
-        if self.starter.poll() is None:
-            self.starter.kill()
-        if self.starter.wait() != 0:
-            for pid in psutil.pids():
-                with suppress(OSError):
-                    if os.getsid(pid) == self.starter.pid:
-                        os.kill(pid, signal.SIGKILL)
-        return self.starter.returncode
+        starter, self.starter = self.starter, None
+        return 0 if starter.poll() == 0 else end(starter)
 
-    def _request(self, request: Any, fds: Sequence[int] = ()) -> Any:
+    def _request(self, request: Any, timeout: float, fds: Sequence[int] = ()) -> Any:
         """The starter's answer. If there is none, the starter is ended."""
         least = 10 if isinstance(request, list) else 0  # ranks take a while to end
-        limit = max(least, self.timeout - (SPARE if self.timeout >= 10 * SPARE else 0))
+        limit = max(least, patience(timeout))
+        if self.starter is None:
+            raise WorkerError("the pool of ranks has been closed")
         silence = Silence(limit, [self.starter.pid])  # which may have to import
         try:
             self.control.settimeout(limit)
@@ -214,29 +163,33 @@ class Workers:
 
 
 def _run_under_torchrun(
-    function: Callable[..., Any], args: Sequence[Any], world_size: int, device: str, timeout: float
+    here: torchrun.Started,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    world_size: int,
+    device: str,
+    timeout: float,
 ) -> list[Any]:
     """In the processes that torchrun started. The process group stays for later calls, until the process ends."""
+    if here.world_size != world_size:
+        raise ValueError(f"the run needs {world_size} ranks, torchrun started {here.world_size}")
     import torch
     import torch.distributed as dist
 
-    started = int(os.environ["WORLD_SIZE"])
-    if started != world_size:
-        raise ValueError(f"the run needs {world_size} ranks, torchrun started {started}")
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", started))
     num_gpus = torch.cuda.device_count() if device != "cpu" else 0
-    if device == "cuda" and num_gpus < local_size:
-        raise ValueError(f"device cuda needs a GPU per rank: {local_size} ranks, {num_gpus} GPUs")
-    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
-    here = torch.device("cuda", local_rank) if num_gpus >= local_size else torch.device("cpu")
+    if device == "cuda" and num_gpus < here.local_world_size:
+        raise ValueError(f"device cuda needs a GPU per rank: {here.local_world_size} ranks, {num_gpus} GPUs")
+    enough = num_gpus >= here.local_world_size
+    this_device = torch.device("cuda", here.local_rank) if enough else torch.device("cpu")
     if not dist.is_initialized():
-        if local_size == started:
-            worker.use_loopback()
-        worker.init_group(here, BUSY * timeout)  # nobody watches: a collective that others do not join ends by itself
+        if here.local_world_size == here.world_size:
+            os.environ.update(loopback_only())
+        # Nobody watches: a collective that others do not join ends by itself.
+        torch_starter.init_group(this_device, BUSY * timeout)
         atexit.register(dist.destroy_process_group)
     results: list[Any] = [None] * world_size
     try:
-        dist.all_gather_object(results, function(here, *args))
+        dist.all_gather_object(results, function(this_device, *args))
     except BaseException:
         atexit.unregister(dist.destroy_process_group)  # it could wait for ranks that are gone
         raise

@@ -1,1 +1,1 @@
-"""The machine, streams, interrupts and files; knows no record."""
+"""The machine, its processes and network, files, streams and interrupts. Knows no record."""

@@ -1,4 +1,4 @@
-"""What the environment says that would stop a command in its middle, told before anything starts."""
+"""Environment variables that would make a command fail halfway are refused before anything starts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import tempfile
 from shardiff.system.extras import require
 from shardiff.system.inputs import one_line
 
-LONGEST = 60  # characters of the temporary directory's path: addresses of sockets in it have at most 107
+LONGEST = 60  # characters of the temporary directory's path: the address of a socket in it has at most 107
 READ_BY_JAX = ("XLA_FLAGS", "JAX_")
 
 
 def check(jax: bool = False) -> None:
-    """Raises ValueError, one line, for what is wrong. jax: whether jax is needed, and what it reads matters."""
+    """Raises ValueError, in one line, if a variable is wrong. jax: whether jax is needed, and reads the environment."""
     if jax:
         require("this", "jax")
     threads = os.environ.get("OMP_NUM_THREADS", "")
@@ -25,9 +25,9 @@ def check(jax: bool = False) -> None:
     try:
         directory = tempfile.gettempdir()
     except OSError as error:
-        raise ValueError(f"{error.strerror}; set TMPDIR to one that can be written") from None
+        raise ValueError(f"{error.strerror}; set TMPDIR to a directory that can be written") from None
     if len(directory) > LONGEST:
-        raise ValueError(f"TMPDIR may have {LONGEST} characters at most, got {len(directory)}: {directory[:60]}...")
+        raise ValueError(f"TMPDIR may have at most {LONGEST} characters, got {len(directory)}: {directory[:60]}...")
     given = tuple((key, value) for key, value in sorted(os.environ.items()) if key.startswith(READ_BY_JAX))
     if jax and given and (flaw := jax_flaw(given)):
         raise ValueError(f"jax cannot start with {', '.join(key for key, _ in given)} as set: {flaw}")
@@ -35,8 +35,8 @@ def check(jax: bool = False) -> None:
 
 @functools.cache
 def jax_flaw(given: tuple[tuple[str, str], ...]) -> str | None:
-    """Why jax cannot start with such an environment, in one line; None if it can. XLA aborts where it is wrong."""
-    command = [sys.executable, "-c", "import jax; jax.devices('cpu')"]
+    """Why jax cannot start in such an environment, in one line; None if it can. XLA may abort, so a process tries."""
+    command = [sys.executable, "-P", "-c", "import jax; jax.devices('cpu')"]  # -P: whatever the current directory holds
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     if done.returncode == 0:
         return None

@@ -1,4 +1,4 @@
-"""Files that are whole at every moment: written beside, then put in place."""
+"""Files that are complete at every moment: they are written beside their place, then moved there."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Document = dict[str, Any]
 
 
 def write(path: Path, content: bytes | str | Document) -> None:
-    """Replace a file at once: text, bytes, or a document as JSON. Raises OSError, and the old file stays as it is."""
-    target = Path(os.path.realpath(path))  # of a link, what it leads to is replaced
+    """Replace a file in one step, by text, bytes, or a document as JSON. If it raises OSError, the old file stays."""
+    target = Path(os.path.realpath(path))  # a link stays, and its target is replaced
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=".shardiff-", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -36,14 +36,14 @@ def write(path: Path, content: bytes | str | Document) -> None:
 
 
 def encoded(content: bytes | str | Document) -> bytes:
-    """As it stands in a file."""
+    """The bytes of the file."""
     if isinstance(content, dict):
         content = as_lines(content)
     return content.encode() if isinstance(content, str) else content
 
 
 def as_lines(document: Document) -> str:
-    """JSON with a line for each key, and for each element of a list that is a value: a timeline takes one."""
+    """JSON with a line for each key, and for each element of a value that is a list, such as a timeline's events."""
 
     def value(of: Any) -> str:
         if isinstance(of, list) and of:
@@ -54,7 +54,7 @@ def as_lines(document: Document) -> str:
 
 
 def unwritable(path: Path) -> str | None:
-    """Why no file can be written there, by writing one beside it; None if it can."""
+    """Why no file can be written there, found by writing one beside it; None if one can."""
     try:
         with suppress(FileNotFoundError):
             path.lstat()  # refuses names that are too long
@@ -68,10 +68,11 @@ def unwritable(path: Path) -> str | None:
 
 
 def keeper(path: Path | None) -> Callable[[bytes | str | Document], bool]:
-    """A function that writes what must not be lost, and returns whether it is where it should be.
+    """A function that writes content that must not be lost to `path`, and returns whether it could.
 
-    Where `path` cannot be written (a disk became full) it goes to the temporary directory from then on, and one line on
-    standard error says where; where that fails too, to standard error itself once nothing else is left to try.
+    Once `path` cannot be written (the disk is full), the content goes to the temporary directory instead, and one line
+    on standard error says where; if that fails as well, the line says only that. Without a path nothing is written,
+    and that counts as success.
     """
     places = [] if path is None else [path, Path(tempfile.gettempdir(), f"shardiff-{os.getpid()}-{path.name}")]
 
@@ -82,7 +83,7 @@ def keeper(path: Path | None) -> Callable[[bytes | str | Document], bool]:
                 return places[0] == path
             except OSError as error:
                 failed = places.pop(0)
-                then = f"; it goes to {places[0]}" if places else ""
+                then = f"; writing to {places[0]} instead" if places else ""
                 print(f"shardiff: {failed}: cannot be written: {error.strerror}{then}", file=sys.stderr)
         return path is None
 
@@ -90,17 +91,17 @@ def keeper(path: Path | None) -> Callable[[bytes | str | Document], bool]:
 
 
 def check_path(name: str, path: Path | None, suffix: str) -> None:
-    """ValueError unless a file of this name can be made."""
+    """Raises ValueError, in one line, unless a file of this name can be made."""
     if path is None:
         return
     if path.suffix != suffix or not os.path.isdir(path.parent) or (os.path.exists(path) and not os.path.isfile(path)):
-        raise ValueError(f"the {name} must be a {suffix} file in a folder that exists, got {str(path)!r}")
+        raise ValueError(f"the {name} must be a {suffix} file in an existing folder, got {str(path)!r}")
     if reason := unwritable(path):
         raise ValueError(f"the {name} {str(path)!r} cannot be written: {reason}")
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a picture, in the format that its name says."""
+    """Write a picture in the format that the file's name asks for."""
     picture = io.BytesIO()
     figure.savefig(picture, format=path.suffix[1:], dpi=150)
     write(path, picture.getvalue())

@@ -1,6 +1,6 @@
-"""Files from outside: all of one, or one line that says why not.
+"""Files from outside: the whole content, or one line that says why it cannot be read.
 
-Nothing is waited for that does not come, a pipe that nobody writes to, and nothing is taken that memory cannot hold.
+Reading neither waits forever, as for a pipe that no process writes to, nor takes more than memory can hold.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any, NoReturn
 from shardiff.system.memory import address_space
 from shardiff.system.words import size
 
-FACTOR = 4  # what is read takes so many times its size
-ENDLESS = 2**26  # bytes after which a device, such as /dev/zero, is taken for one without an end
-PATIENCE = 5.0  # seconds that a pipe has to get somebody who writes to it
+FACTOR = 4  # memory that a file takes once it is read, in multiples of its size
+ENDLESS = 2**26  # bytes after which a device, such as /dev/zero, is taken to be endless
+PATIENCE = 5.0  # seconds that a process has to begin to write to a pipe
 CHUNK = 2**20
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Unreadable(ValueError):
-    """What was asked for cannot be read. The message is one line that starts with its name."""
+    """A file that cannot be read. The message is one line that starts with its name."""
 
 
 class NotJson(Unreadable):
-    """A file that can be read and holds no JSON."""
+    """A file that can be read, but does not hold JSON."""
 
 
 def most_bytes() -> int:
@@ -59,9 +59,9 @@ def read_bytes(path: str | Path, patience: float = PATIENCE) -> bytes:
 
 
 def _beginning(fd: int, patience: float) -> bytes:
-    """What a pipe may give up already while somebody is waited for who writes to it. Raises ValueError if nobody comes.
+    """Wait for a process that writes to a pipe; what has been read of it meanwhile. Raises ValueError if none comes.
 
-    The descriptor, opened without waiting, waits from then on.
+    The descriptor was opened so that it does not block, and blocks from then on.
     """
     piece = b""
     if stat.S_ISFIFO(os.fstat(fd).st_mode):
@@ -71,15 +71,15 @@ def _beginning(fd: int, patience: float) -> bytes:
             try:
                 piece = os.read(fd, CHUNK)
                 if not piece:
-                    raise ValueError(f"a pipe that nobody writes to, waited for {patience:g} s")
-            except BlockingIOError:  # somebody may write to it yet
+                    raise ValueError(f"a pipe to which no process has written for {patience:g} s")
+            except BlockingIOError:  # a process has it open, and may still write
                 pass
     os.set_blocking(fd, True)
     return piece
 
 
 def _content(file: FileIO, content: bytearray, most: int) -> bytes:
-    """All of an open file after `content`. Raises ValueError beyond so many bytes."""
+    """`content` and all that an open file has after it. Raises ValueError if that is more than `most` bytes."""
     info = os.fstat(file.fileno())
     if stat.S_ISREG(info.st_mode) and info.st_size > most:
         _too_large(info.st_size)
@@ -87,45 +87,50 @@ def _content(file: FileIO, content: bytearray, most: int) -> bytes:
     while piece := file.read(CHUNK):
         content += piece
         if endless and len(content) > ENDLESS:
-            raise ValueError("a device without an end, not a file")
+            raise ValueError("an endless device, not a file")
         if len(content) > most:
             _too_large(len(content))
     return bytes(content)
 
 
 def _too_large(count: int) -> NoReturn:
-    raise ValueError(f"{size(count)} need {size(FACTOR * count)} of memory, {size(address_space())} are there")
+    raise ValueError(
+        f"{size(count)} need {size(FACTOR * count)} of memory, but only {size(address_space())} is available"
+    )
 
 
 def read_json(path: Path) -> Any:
-    """The JSON in a file. Raises Unreadable, or NotJson for what is no JSON, or not the same to all who read it.
+    """The JSON in a file. Raises Unreadable; or NotJson if it is not JSON, or not the same JSON to all readers.
 
-    That is NaN, Infinity, numbers beyond those of a float, a key twice in one object, half of a surrogate pair.
+    The latter are NaN, Infinity, numbers too large for a float, an object with the same key twice, and half of a
+    surrogate pair.
     """
     data = read_bytes(path)
     try:
         text = data.decode(json.detect_encoding(data))
         content = json.loads(text, parse_float=_finite, parse_constant=_no_number, object_pairs_hook=_unique)
         if SURROGATE.search(text):
-            json.dumps(content, ensure_ascii=False).encode()  # half a character, which no file can hold
+            json.dumps(
+                content, ensure_ascii=False
+            ).encode()  # raises if half of a pair stands alone, which no file can hold
         return content
     except (ValueError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else one_line(error)
-        raise NotJson(f"{one_line(path)}: no JSON: {reason}") from None
+        reason = "nested too deeply" if isinstance(error, RecursionError) else one_line(error)
+        raise NotJson(f"{one_line(path)}: not JSON: {reason}") from None
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text[:20]} is beyond any float")
+        raise ValueError(f"{text[:20]} is too large for a float")
     return value
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number in JSON")
+    raise ValueError(f"{text} is not a number in JSON")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("an object has a key twice")
+        raise ValueError("an object has the same key twice")
     return found

@@ -1,8 +1,8 @@
-"""Ctrl-C that arrives, once and in time.
+"""Ctrl-C that is never lost, and never aborts the process.
 
-Python raises KeyboardInterrupt wherever the main thread happens to be. Where that is a callback of the garbage
-collector (jax has one, and most signals that come while XLA works are seen there) it is printed and lost, and where
-C++ code is just initializing an extension module it aborts the process.
+Python raises KeyboardInterrupt wherever the main thread happens to be. In a callback of the garbage collector (jax has
+one, and most signals that come while XLA works are seen there) it is printed and lost; while C++ code initializes an
+extension module it aborts the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SWALLOWING = ("_xla_gc_callback", "__del__")  # functions that no exception leav
 
 @contextmanager
 def reliable_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt on Ctrl-C as ever, but never where it would be lost."""
+    """Raise KeyboardInterrupt on Ctrl-C as usual, but a moment later where it would be lost."""
 
     def handle(signum: int, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code.co_name not in SWALLOWING:
@@ -36,7 +36,7 @@ def reliable_interrupts() -> Iterator[None]:
 
 @contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Hold back Ctrl-C to the end of the block, which should be short; for imports of C++ libraries."""
+    """Hold Ctrl-C back until the end of the block, which should be short. For imports of C++ libraries."""
     came: list[int] = []
     try:
         with _handling(lambda signum, frame: came.append(signum)):
@@ -48,7 +48,7 @@ def deferred_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _handling(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Handle SIGINT so; not outside of the main thread, and not where it is ignored, as under nohup."""
+    """Have `handle` handle SIGINT, unless this is not the main thread, or the signal is ignored, as under nohup."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         yield
         return

@@ -1,4 +1,4 @@
-"""What a figure was measured on, so that it never stands alone. Cheap: imports no framework to ask its version."""
+"""The machine that a figure was measured on, so that it never stands alone. Imports no framework to ask its version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "optax")
 
 
 def facts() -> dict[str, Any]:
-    """Operating system, processor, cores that this process may use, memory, GPUs, versions, commit and date (UTC)."""
+    """The system, the processor, cores that this process may use, memory, GPUs, versions, commit and date (UTC)."""
     return {
         "os": platform.platform(),
         "cpu": cpu_model(),
@@ -32,7 +32,7 @@ def facts() -> dict[str, Any]:
 
 
 def summary(machine: dict[str, Any]) -> str:
-    """The facts in a line, for a table's foot."""
+    """The facts in one line, for the foot of a table."""
     memory = f"{machine['memory_bytes'] / 2**30:.0f} GiB"
     versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("torch", "jax"))
     gpus = "".join(f", {name}" for name in machine["gpus"])
@@ -50,23 +50,30 @@ def cpu_model() -> str:
 
 
 def cores() -> int:
-    """Cores that this process may run on, which a container or taskset can make fewer than there are."""
+    """How many cores this process may run on. A container or taskset can make them fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def threads(num_ranks: int) -> int:
+    """The threads that each of so many ranks on this machine computes with: OMP_NUM_THREADS, else its share of cores.
+
+    Raises ValueError if OMP_NUM_THREADS is no number."""
+    return int(os.environ.get("OMP_NUM_THREADS") or max(1, cores() // num_ranks))
+
+
 def gpus() -> list[str]:
-    """A name for each NVIDIA GPU that nvidia-smi lists; empty where there is none."""
+    """The names of the NVIDIA GPUs that nvidia-smi lists."""
     lines = _output("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
     return [line.strip() for line in (lines or "").splitlines() if line.strip()]
 
 
 def num_gpus() -> int:
-    """How many NVIDIA GPUs there are; the device files tell where nvidia-smi is missing, as in some containers."""
+    """How many NVIDIA GPUs there are. Where nvidia-smi is missing, as in some containers, the device files tell."""
     return max(len(gpus()), len([*Path("/dev").glob("nvidia[0-9]*")]))
 
 
 def version(package: str) -> str | None:
-    """The installed version of a distribution."""
+    """The installed version of a distribution, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -74,7 +81,7 @@ def version(package: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with + where tracked files have changed; None for an installed copy."""
+    """The checkout's commit, with a + if tracked files have changed; None for an installed copy."""
     root = Path(__file__).resolve().parents[2]
     top = _output("git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD")
     if top is None or Path(top.splitlines()[0]).resolve() != root:
@@ -84,7 +91,7 @@ def commit() -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints; None if it is not there, fails or takes too long."""
+    """What a command prints; None if it is missing, fails or takes too long."""
     if shutil.which(command[0]) is None:
         return None
     try:

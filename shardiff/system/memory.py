@@ -1,4 +1,4 @@
-"""The memory of this machine, and refusals of what is beyond it."""
+"""The memory of this machine, and refusals of work that exceeds it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,23 @@ import psutil
 from shardiff.system.words import size
 
 PROCESS = 20 * 10**6  # bytes that a rank process has to itself, at least
-
-
 UNLIMITED = 2**60  # how cgroup v1 says that there is no limit: the largest number of pages, in bytes
 
 
 def available(root: Path = Path("/")) -> int:
-    """Bytes of memory that this machine still has, or what the limit of a container leaves. root: of the system."""
+    """Bytes of memory that are available here, or within the limit of a container. root: of the file system."""
     return max(0, min([psutil.virtual_memory().available, *cgroup_rests(root)]))
 
 
 def address_space() -> int:
-    """Bytes that this process alone may still take, which `ulimit -v` can make fewer than are there."""
+    """Bytes that this process alone may still take: what is available, or less under `ulimit -v`."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     rest = available()
     return rest if limit == resource.RLIM_INFINITY else max(0, min(rest, limit - psutil.Process().memory_info().vms))
 
 
 def cgroup_rests(root: Path) -> Iterable[int]:
-    """What each cgroup around this process leaves of its limit, cgroup v1 or v2; pages that only cache files count."""
+    """What each cgroup (v1 or v2) around this process leaves of its limit. Pages that only cache files are free."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -44,7 +42,7 @@ def cgroup_rests(root: Path) -> Iterable[int]:
         else:
             continue
         inner = Path(path.lstrip("/"))
-        for group in (inner, *inner.parents):  # inside of a container only the last, the root, may be seen
+        for group in (inner, *inner.parents):  # inside a container only the last, the root, may be visible
             try:
                 at = root / base / group
                 most, used = (at / limit).read_text().strip(), int((at / usage).read_text())
@@ -56,6 +54,8 @@ def cgroup_rests(root: Path) -> Iterable[int]:
 
 
 def require(needed: int, what: str) -> None:
-    """Raises ValueError, one line, if so many bytes are more than are there."""
+    """Raises ValueError, in one line, if more bytes are needed than are available. what: what needs them."""
     if needed > (there := available()):
-        raise ValueError(f"{what} needs {size(min(needed, 10**30))} of memory or more, {size(there)} are there")
+        raise ValueError(
+            f"{what} needs at least {size(min(needed, 10**30))} of memory, but only {size(there)} is available"
+        )

@@ -1,4 +1,4 @@
-"""Standard input and output as they may be found: closed, full, with nobody at the other end, or knowing ASCII only."""
+"""Standard input and output may be closed, full, without a reader, or limited to ASCII."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import sys
 
 
 def prepare() -> None:
-    """Give a process started without stdin, stdout or stderr a file there, lest another or a socket take the number.
+    """Open the null device as stdin, stdout or stderr where the process was started without, so that no other file or
+    socket takes the number.
 
-    What standard output cannot encode is replaced: names of files may be no text, terminals may know ASCII only.
+    Characters that standard output cannot encode are replaced: names of files need not be text, and a terminal may be
+    limited to ASCII.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -24,7 +26,7 @@ def prepare() -> None:
 
 
 def drop_output() -> None:
-    """Where standard output cannot be written, let what is left for it go nowhere: the interpreter's end would fail."""
+    """If standard output cannot be written, discard what is left for it, lest the interpreter fail at its end."""
     try:
         sys.stdout.flush()
     except OSError:

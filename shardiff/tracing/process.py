@@ -30,6 +30,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from shardiff.system.network import LOOPBACK
+from shardiff.system.processes import when_parent_ends
 from shardiff.tracing.calls import Call
 from shardiff.tracing.link import Link, StoppedError
 from shardiff.tracing.sending import receive
@@ -46,7 +48,7 @@ def main(settings: str, before: Collection[str]) -> None:
     given = Settings.from_text(settings)
     if given.fd >= 0:  # under torchrun the store is torchrun's; here rank 0 has it, until it ends
         port = int(os.environ["MASTER_PORT"])
-        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=given.fd)
+        store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=given.fd)
         atexit.register(lambda kept: None, store)  # the other ranks may need it as long as this process lives
     script = Path(given.target)
     here = str(Path.cwd()) if given.kind != "script" else str(script.resolve().parent)
@@ -114,8 +116,7 @@ def spawned(settings: str, code: str, before: Collection[str]) -> None:
 def prepare(given: Settings, before: Collection[str]) -> None:
     """End with the process that started this one, have spawned ones come by here, find the store, and leave the
     program's names to it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    when_parent_ends(signal.SIGKILL)
     sys.path.remove(ROOT)
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     command_line, create_store = multiprocessing.spawn.get_command_line, rendezvous._create_c10d_store
@@ -166,7 +167,7 @@ def own_group() -> Iterator[None]:
         make(*args, **kwargs)
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+    store = TCPStore(LOOPBACK, int(os.environ["MASTER_PORT"]), is_master=False)
     make(store=PrefixStore("shardiff", store), rank=rank, world_size=size)
     dist.init_process_group = theirs
     yield
@@ -182,8 +183,7 @@ def noted(given: Settings, rank: int | None) -> Callable[[bool], None]:
     stack, ended = ExitStack(), [False]
     groups: dict[str, Any] = {}
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(groups))  # for good: what would end a group waits for gloo's threads
-    phase = "forward" if given.kind == "function" else "other"
-    first: dict[str, Any] = {"first_phase": phase, "values": given.values, "groups": groups}
+    first: dict[str, Any] = {"first_phase": "other", "values": given.values, "groups": groups}
     if given.verifier:
         link = Link(given.verifier, given.directory, rank)
         stack.callback(lambda: link.end(ended[0]))

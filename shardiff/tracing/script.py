@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from shardiff.system.machine import cores
+from shardiff.system.machine import threads
+from shardiff.system.network import LOOPBACK, listening_port, loopback_only
 from shardiff.tracing.settings import Settings, command
 from shardiff.tracing.stacks import ask
 from shardiff.tracing.verifier import Verdict
@@ -93,13 +93,12 @@ def store_socket(nproc: int | None) -> Iterator[tuple[int, int]]:
     if nproc is None:
         yield -1, 0
         return
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
-        yield server.fileno(), server.getsockname()[1]
+    with listening_port() as found:
+        yield found
 
 
 def environment(rank: int, nproc: int, port: int) -> dict[str, str]:
     """What torchrun sets (pytorch.org/docs/stable/elastic/run.html), and loopback for what the ranks send."""
-    loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
     variables: dict[str, Any] = {
         "RANK": rank,
         "LOCAL_RANK": rank,
@@ -109,14 +108,14 @@ def environment(rank: int, nproc: int, port: int) -> dict[str, str]:
         "GROUP_WORLD_SIZE": 1,
         "ROLE_RANK": rank,
         "ROLE_WORLD_SIZE": nproc,
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": port,
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
         "TORCHELASTIC_RUN_ID": "shardiff",
         "TORCHELASTIC_USE_AGENT_STORE": True,
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", max(1, cores() // nproc)),
-        **{f"{backend}_SOCKET_IFNAME": name for name in loopback for backend in ("GLOO", "NCCL")},
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or threads(nproc),
+        **loopback_only(),
     }
     return {name: str(value) for name, value in variables.items()}
 

@@ -6,13 +6,23 @@ import json
 
 import pytest
 
-from benchmarks.bubbles import bubbles, timeline
-from benchmarks.bubbles.timeline import Event
+from benchmarks.bubbles import bubbles, picture, timeline, view
+from benchmarks.documents.bubbles import Bubbles, Event
+from benchmarks.documents.results_io import parse_as
 from contract.problem import Problem
 from contract.schedule import Action, actions, gpipe, gpipe_bubble_fraction
 from contract.strategy import Run, one_axis
+from shared_tests.bench.pools import shared
 
 SMALL = Problem(batch=8, width=16, layers=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks(pool):
+    with shared(pool):
+        yield
+
+
 SHAPES = [(p, m) for p in (2, 3, 4) for m in (1, 2, 5, 8)]
 
 
@@ -153,8 +163,6 @@ def test_the_recorder_sees_the_schedule_and_changes_nothing(pool, microbatches):
 
 
 def test_one_run_of_everything_and_what_it_shows(tmp_path, monkeypatch):
-    from benchmarks.bubbles import view as bubbles_view
-
     monkeypatch.setattr(bubbles.machine, "cores", lambda: 2)
     plan = bubbles.plan([2, 3], [4, 1, 2], ["torch", "shard_map"], SMALL, iterations=2, device="cpu", timeout=100)
     saved = []
@@ -171,9 +179,10 @@ def test_one_run_of_everything_and_what_it_shows(tmp_path, monkeypatch):
     for one in document["timelines"]:
         assert {event[0] for event in one["events"]} == {0, 1}, "all ranks"
 
-    trace = timeline.chrome_trace(bubbles_view.titled(json.loads(saved[-1])))
+    result = parse_as(Bubbles, json.loads(saved[-1]))
+    trace = timeline.chrome_trace(view.titled(result))
     assert {r["cat"] for r in trace["traceEvents"] if r["ph"] == "X"} >= {"forward", "backward", "wait", "send"}
-    bubbles_view.picture(document, tmp_path / "bubbles.png")
+    picture.picture(result, tmp_path / "bubbles.png")
     assert (tmp_path / "bubbles.png").stat().st_size > 10_000
-    assert "3 stages on 2 cores would wait for each other: not measured" in bubbles_view.notes(document)
-    assert len(bubbles_view.table(document).rows) == 6
+    assert "3 stages on 2 cores would wait for each other: not measured" in view.parts(result)
+    assert len(view.table(result).rows) == 6

@@ -13,14 +13,23 @@ import pytest
 
 from benchmarks import turns
 from benchmarks.documents import figures
+from benchmarks.documents.results_io import parse_as
+from benchmarks.documents.steps import Steps
 from benchmarks.steps import numbers as steps_numbers
-from benchmarks.steps import steps
+from benchmarks.steps import picture, steps, view
 from contract.memory import memory
 from contract.problem import Problem
 from contract.strategy import STRATEGIES, Run, one_axis
 from shardiff.system import files
+from shared_tests.bench.pools import shared
 
 SMALL = Problem(batch=8, width=16, layers=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks(pool):
+    with shared(pool):
+        yield
 
 
 def measured_on_rank(device, run, names):
@@ -193,7 +202,7 @@ def test_rates_count_the_operations_and_bytes_of_the_passes_and_the_update():
 
 
 def test_a_collective_is_exposed_where_nothing_computes():
-    from benchmarks.bubbles.profile_jax import Operation, covered, exposed
+    from benchmarks.profile_jax import Operation, covered, exposed
 
     ops = [Operation("a", "forward", 0, 10), Operation("c", "communication", 5, 30), Operation("b", "other", 20, 25)]
     assert exposed(ops) == 15
@@ -212,7 +221,7 @@ HLO = """
 
 
 def test_operations_come_with_their_kind_and_on_the_clock_of_the_process():
-    from benchmarks.bubbles import profile_jax
+    from benchmarks import profile_jax
 
     kinds = profile_jax.kinds(HLO)
     assert kinds["fusion.1"] == "forward" and kinds["dot.2"] == "backward" and kinds["param"] == "other"
@@ -280,8 +289,6 @@ def test_wrong_input_is_refused_in_a_line_before_anything_starts(arguments, reas
 def test_one_run_of_everything_and_what_it_shows(tmp_path):
     from rich.console import Console
 
-    from benchmarks.steps import view as steps_view
-
     plan = steps.plan(
         [2], ["single_device", "tensor_parallel"], steps.IMPLEMENTATIONS, SMALL, iterations=2, rounds=2,
         device="cpu", timeout=100, speed_batch=16,
@@ -308,11 +315,12 @@ def test_one_run_of_everything_and_what_it_shows(tmp_path):
     assert {(2, "torch", "dtensor"), (2, "shard_map", "annotated"), (1, "annotated", "jit")} <= pairs
     assert [row["framework"] for row in document["single_device"]] == ["torch", "jax"]
 
-    steps_view.picture(document, tmp_path / "steps.png")
+    result = parse_as(Steps, document)
+    picture.picture(result, tmp_path / "steps.png")
     assert (tmp_path / "steps.png").stat().st_size > 10_000
     console = Console(width=120, record=True, file=(tmp_path / "out").open("w"))
-    for table in steps_view.tables(document):
-        console.print(table)
+    for part in view.parts(result):
+        console.print(part, markup=False) if isinstance(part, str) else console.print(part)
     text = console.export_text()
     console.file.close()
     assert "tensor_parallel" in text and "dtensor" in text
@@ -323,7 +331,7 @@ def test_a_failing_rank_is_told_in_its_own_words():
     with pytest.raises(
         RuntimeError, match="rank 0 of 1 raised in phase block.*\n.*(?s:.)*unsupported operand"
     ) as failed:
-        with turns.torch_ranks(1, "benchmarks.steps.torch", "cpu", 60) as ranks:
+        with turns.ranks("torch", 1, "benchmarks.steps.torch", "cpu", 60) as ranks:
             assert ranks.call("block", 1, 0) == [{}]
             ranks.call("block", None, 0)
     assert type(failed.value).__name__ == "WorkerError" and "unsupported operand" in str(failed.value)

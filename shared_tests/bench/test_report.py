@@ -1,4 +1,4 @@
-"""`shardiff report`: its files, from results made up here, and what it takes again from an earlier run."""
+"""`shardiff report`: its files, from results made up here, and what it keeps from an earlier run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import check, diff_view
-from benchmarks import diff_strategies as diffing
-from benchmarks.bubbles import view as bubbles_view
-from benchmarks.collectives import collectives
+from benchmarks import commands as lesson
+from benchmarks.bubbles import command as bubbles_command
+from benchmarks.collectives import command as collectives_command
 from benchmarks.documents import results_io
-from benchmarks.documents.results_io import SECTIONS
-from benchmarks.documents.results_schema import broken
-from benchmarks.report import report
+from benchmarks.documents.results_io import SECTIONS, parsed, read
+from benchmarks.report import command, html, report, sections
 from benchmarks.report import run as report_run
-from benchmarks.report.blocks import Cell, Details, Items, Table, Text, html, markdown, plain
-from benchmarks.steps import view as steps_view
+from benchmarks.report.blocks import Cell, Details, Items, Section, Table, Text
+from benchmarks.report.markdown import markdown, plain
+from benchmarks.steps import command as steps_command
 from shardiff.cli import main as cli
 from shardiff.system import files
 from shared_tests.bench.report_documents import MACHINE, checked, diffed, everything, stepped
@@ -43,7 +42,7 @@ def inputs(tmp_path):
 def made(tmp_path_factory):
     """The directory of a report on everything."""
     directory = tmp_path_factory.mktemp("report")
-    assert report.show(report.Plan(directory, quick=True, given=everything()), False) == 0
+    assert command.answer(report.Plan(directory, quick=True, given=everything()), False, False) == 0
     return directory
 
 
@@ -89,13 +88,13 @@ def test_page_and_markdown_hold_every_section_with_its_values(made):
     seen = " ".join(Page((made / "report.html").read_text()).seen)
     source = (made / "report.md").read_text().replace("\\", "")
     for value in (
-        "2 of 2 runs equal", "7.3e-07", "not finite", "up to float64 1e-12",  # check
+        "2 of 2 runs equal", "7.3e-07", "not finite", "at most 1e-12 in float64",  # check
         "h100:2", "1 only left", "no rule explains", "v5e:2x2 was left out: its compiler refused",  # diff
         "busbw is flat from 2 to 4 ranks.", "12.5 GB/s", "One process per rank.", "10 us",  # collectives
         "data_parallel / ddp 0.61", "12.3", "to within 0.0%", "after a barrier",  # steps
         "52% of the stages' time", "0.520", "1.04",  # bubbles
         "Example CPU, 4 cores", "torch 2.11.1", "jaxlib 0.10.2", "commit abcdef0123;", "2026-01-02 03:04 UTC",
-        "CPU processes over gloo", "A quick report",
+        "CPU processes over gloo", "This is a quick report",
     ):  # fmt: skip
         assert value in seen, value
         assert value in source, value
@@ -118,7 +117,7 @@ def test_what_users_call_things_is_text_and_never_markup():
     hostile = '<script>"&|`*_x_[a](b)\n# x'
     blocks = [Text(hostile), Items([hostile]), Table([hostile], [False], [[Cell(hostile)]], hostile)]
     for block in [*blocks, Details(hostile, blocks)]:
-        page = Page(html(block))
+        page = Page(html.page("", [], [Section("a", "", [block])], ""))
         assert "script" not in page.tags
         assert "<script>" in "".join(page.seen)
         assert "<script>" not in markdown(block)
@@ -134,18 +133,18 @@ def test_partial_results_are_shown_and_said_to_be_partial(tmp_path):
     given["steps"]["rows"][0] |= {"compute_seconds": None, "exposed_seconds": None, "exposed_share": None}
     given["steps"]["rows"][0]["memory"] = {"measured": dict.fromkeys(("parameters", "gradients", "optimizer_state",
                                            "activations", "temporaries")), "closed_form": None}  # fmt: skip
-    todo = report.plan(tmp_path, [], ["steps", "check"], False, False, False)
-    assert report.show(report.Plan(tmp_path, todo.sections, given=given), False) == 0
+    todo = report.plan(tmp_path, [], ["steps", "check"], False, False)
+    assert command.answer(report.Plan(tmp_path, todo.sections, given=given), False, False) == 0
     seen = " ".join(Page((tmp_path / "report.html").read_text()).seen)
-    assert "Partial: the measurement did not come to its end." in seen and "12.3" in seen
-    assert "The bubble" not in seen and "A quick report" not in seen
+    assert "Partial: the measurement was not completed." in seen and "12.3" in seen
+    assert "The bubble" not in seen and "This is a quick report" not in seen
 
 
 def test_a_result_with_nothing_in_it_yet_is_shown():
     for name, document in everything().items():
         empty = {key: [] if isinstance(value, list) else value for key, value in document.items()}
         empty |= {"flat": None} if name == "collectives" else {}
-        assert results_io.broken(name, empty) is None, name
+        assert sections.section(name, results_io.parse(name, empty), lambda *_: []).blocks, name
 
 
 @pytest.mark.parametrize(
@@ -159,9 +158,9 @@ def test_a_result_with_nothing_in_it_yet_is_shown():
 )
 def test_what_does_not_hold_makes_the_status_1(section, change):
     sections = copy.deepcopy(everything())
-    assert report.holds(sections)
+    assert report.Report({}, parsed(sections)).holds
     change(sections[section])
-    assert not report.holds(sections)
+    assert not report.Report({}, parsed(sections)).holds
 
 
 @pytest.fixture
@@ -183,7 +182,7 @@ def commands(monkeypatch):
     monkeypatch.setattr(report_run, "output", output)
     monkeypatch.setattr(report_run, "targets", lambda quick: ["cpu:2", "h100:2"])
     monkeypatch.setattr(report_run.machine, "facts", lambda: copy.deepcopy(MACHINE))
-    monkeypatch.setattr(report, "write_all", lambda document, directory: None)
+    monkeypatch.setattr(report, "write_all", lambda made, directory: None)
     output.lines, output.failing = lines, failing
     return output
 
@@ -222,22 +221,21 @@ def test_what_was_done_before_an_interruption_is_kept(commands, tmp_path):
     assert results_io.read(tmp_path).keys() == {"check", "diff"}
     commands.failing.clear()
     commands.lines.clear()
-    assert report.gather(report.Plan(tmp_path))["sections"].keys() == set(SECTIONS)
+    assert report.gather(report.Plan(tmp_path)).results.keys() == set(SECTIONS)
     assert commands.lines == ["collectives", "steps", "bubbles"]
 
 
 def test_a_section_that_fails_is_named_and_the_others_go_on(commands, tmp_path, capsys):
     commands.failing["steps"] = report_run.Failed("shardiff bench steps ended with status 3")
-    assert report.show(report.Plan(tmp_path), True) == 3
+    assert command.answer(report.Plan(tmp_path), False, True) == 3
     out, err = capsys.readouterr()
     document = json.loads(out)
     assert document["failures"] == {"steps": "shardiff bench steps ended with status 3"}
     assert list(document["sections"]) == [name for name in SECTIONS if name != "steps"]
     assert err == ""
-    first, _ = report.content({**document, "sections": {}})
-    assert "steps is not complete: shardiff bench steps ended with status 3." in [
-        getattr(b, "text", "") for b in first.blocks
-    ]
+    told = "steps is not complete: shardiff bench steps ended with status 3."
+    made = report.Report(document, {})
+    assert made.lines()[-1] == told and told in [getattr(block, "text", "") for block in report.content(made)[0]]
 
 
 def test_what_a_failed_command_has_left_is_shown(commands, tmp_path, monkeypatch):
@@ -249,10 +247,10 @@ def test_what_a_failed_command_has_left_is_shown(commands, tmp_path, monkeypatch
     os.utime(tmp_path / "steps.json", (1, 1))
     with monkeypatch.context() as patch:
         patch.setattr(report_run, "measure", measure)
-        document = report.gather(report.Plan(tmp_path, ("bubbles",)))
-        assert document["failures"] and not document["sections"]["bubbles"]["complete"]
+        made = report.gather(report.Plan(tmp_path, ("bubbles",)))
+        assert made.failures and not made.results["bubbles"].complete
     commands.failing["steps"] = report_run.Failed("ended with status 3")
-    assert report.gather(report.Plan(tmp_path, ("steps",)))["sections"] == {}
+    assert report.gather(report.Plan(tmp_path, ("steps",))).results == {}
 
 
 def test_a_compiler_that_refuses_leaves_the_other_targets(commands, monkeypatch):
@@ -280,18 +278,17 @@ def test_results_that_are_given_are_not_measured(commands, inputs, tmp_path, cap
 @pytest.mark.parametrize("quick", [True, False])
 def test_every_command_that_measures_is_one(quick, monkeypatch):
     ran = []
-    modules = {
-        "check": check,
-        "diff": diff_view,
-        "collectives": collectives,
-        "steps": steps_view,
-        "bubbles": bubbles_view,
+    answers = {
+        "check": (lesson, "answer_check"),
+        "diff": (lesson, "answer_diff"),
+        "collectives": (collectives_command, "answer"),
+        "steps": (steps_command, "answer"),
+        "bubbles": (bubbles_command, "answer"),
     }
-    monkeypatch.setattr(diffing, "compute", lambda *_: [])
-    for section, module in modules.items():
-        monkeypatch.setattr(module, "show", lambda *args, section=section: ran.append(section) or 0)
-    for section in SECTIONS:
-        assert cli.main([*report_run.command(section, quick).split(), "--json"]) == 0
+    for kind, (module, name) in answers.items():
+        monkeypatch.setattr(module, name, lambda *args, kind=kind: ran.append(kind) or 0)
+    for kind in SECTIONS:
+        assert cli.main([*report_run.command(kind, quick).split(), "--json"]) == 0
     assert ran == list(SECTIONS)
 
 
@@ -302,7 +299,6 @@ def test_a_command_runs_in_a_process_of_its_own():
 
 
 def test_results_that_are_committed_can_be_read():
-    kept = [json.loads(path.read_text()) for path in (Path(results_io.__file__).parents[1] / "results").glob("*.json")]
-    kinds = {one["kind"]: one for one in kept if one.get("kind") in SECTIONS}
-    assert kinds.keys() >= {"collectives", "steps", "bubbles"}
-    assert [broken(kind, one) for kind, one in kinds.items()] == [None] * len(kinds)
+    files = (Path(results_io.__file__).parents[1] / "results").glob("*.json")
+    kinds = [kind for file in files if (kind := json.loads(file.read_text()).get("kind")) in SECTIONS and read(file)]
+    assert {"collectives", "steps", "bubbles"} <= set(kinds)

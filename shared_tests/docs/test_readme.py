@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import check
+from benchmarks import commands as lesson
 from shardiff.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
@@ -119,7 +119,7 @@ def assert_understood(arguments, monkeypatch, capsys):
             assert word.partition("=")[0] in described, word
     if arguments[:1] == ["check"]:
         planned = []
-        monkeypatch.setattr(check, "show", lambda runs, *rest: planned.extend(runs) or 0)
+        monkeypatch.setattr(lesson, "answer_check", lambda runs, *rest: planned.extend(runs) or 0)
         status = cli.main(arguments)
         refusal = capsys.readouterr().err
         assert (status, bool(planned), refusal) == (0, True, "") or refusal in TEXT, refusal

@@ -14,7 +14,7 @@ import pytest
 
 from contract.proof import CLAIMS
 from shared_tests import evidence
-from shared_tests.meta.edited import edited, edited_source
+from shared_tests.edited import edited, edited_source
 from shared_tests.meta.mutants.__main__ import PARTS, Line, table
 from shared_tests.meta.mutants.in_copy import ROOT, first_failure
 from shared_tests.meta.mutants.judge import judge

@@ -33,7 +33,8 @@ from contract.optimizer import AdamW
 from contract.problem import Problem
 from contract.strategy import AXES, IMPLEMENTATIONS, Run, RunResult, one_axis
 from shardiff.ranks import jax_devices as devices
-from shardiff.ranks.torch_pool import Workers, workers
+from shardiff.ranks.supervisor import Workers
+from shardiff.ranks.torch_pool import workers
 from shardiff.system import files, machine
 from shared_tests.looks import Look, looking
 from shared_tests.on_ranks import train_looking

@@ -33,12 +33,14 @@ def make(implementation: str, strategy: str, degree: int, dtype: str = "float64"
     )
 
 
+# Every pair of degree, dtype and optimizer, not every triple: half as many runs, on all sides the same ones.
 CASES = [
-    make(implementation, strategy, degree, dtype, optimizer)
+    make(implementation, strategy, degree, dtype, OPTIMIZERS[(i + j) % 2])
     for implementation in IMPLEMENTATIONS
-    for strategy, degree in [("single_device", 1), *product(STRATEGIES, DEGREES)]
-    for dtype, optimizer in product(DTYPES, OPTIMIZERS)
+    for strategy in STRATEGIES
+    for (i, degree), (j, dtype) in product(enumerate(DEGREES), enumerate(DTYPES))
 ]
+CASES += [make(i, "single_device", 1, dtype, name) for i in IMPLEMENTATIONS for dtype in DTYPES for name in OPTIMIZERS]
 
 
 def each(runs):
@@ -72,7 +74,7 @@ def test_bfloat16_on_one_device_is_off_by_roundoff(run, execute, reference_of):
     assert all(1e-5 < errors[claim] < 16 * proof.BFLOAT16_ROUNDOFF for claim in proof.CLAIMS), errors
 
 
-@each([run for run in CASES if run.optimizer == "sgd"])
+@each([run for run in CASES if run.strategies or run.optimizer == "sgd"])
 def test_rank_r_holds_the_same_shard_on_every_side(run, execute):
     got = execute(run)
     assert evidence.misplaced(run, got) == []  # shape, dtype, bytes and bits, from the layout
@@ -95,7 +97,7 @@ def test_replicas_are_bit_equal_after_every_step(run, execute):
     assert proof.differing_replicas(run, execute(run)) == []  # nor any other
 
 
-@each([run for run in CASES if (run.problem.dtype, run.optimizer) == ("float64", "sgd")])
+@each([run for run in CASES if run.problem.dtype == "float64"])
 def test_the_loss_without_gradients_is_the_same_on_every_rank(run, pool, reference_of):
     want = reference_of(run).losses[0]
     if run.implementation == "torch":

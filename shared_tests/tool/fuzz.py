@@ -423,7 +423,7 @@ def try_hlo(data: bytes, number: int, directory: Path) -> str:
 def try_json(data: bytes, number: int, directory: Path) -> str:
     """What becomes of a file of JSON: "answer" if any command takes it, else "refused"."""
     from benchmarks.documents import results_io
-    from benchmarks.report import report
+    from benchmarks.report import command
     from benchmarks.report import sections as report_sections
 
     file, records, results = directory / "input.json", directory / "records.json", directory / "results.json"
@@ -435,12 +435,12 @@ def try_json(data: bytes, number: int, directory: Path) -> str:
     a, b = (file, records) if swapped else (records, file)
     compared, _ = spoken(lambda: diff_files(a, b, as_json))
     a, b = (file, results) if swapped else (results, file)
-    reported, _ = spoken(lambda: report.show_comparison(a, b, "slower", True, as_json))
+    reported, _ = spoken(lambda: command.answer_comparison(a, b, "slower", True, as_json))
     if reported != 2:
         documents = results_io.read(file)
         if number % 8 == 0 and len(documents) == 1:
             for section, document in documents.items():
-                report_sections.section(section, document)  # with its pictures
+                report_sections.section(section, results_io.parse(section, document))  # with its pictures
     return "refused" if compared == reported == 2 else "answer"
 
 

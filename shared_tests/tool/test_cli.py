@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import check
+from benchmarks import check, check_view
 from contract.optimizer import OPTIMIZERS
 from contract.problem import DTYPES, Problem
 from contract.proof import prove
@@ -143,7 +143,7 @@ def test_json_has_a_row_for_every_run_and_the_machine(ideal_runs, capsys):
     assert cli.main([*SMALL, "--json", "--dtype", "float64", "--dtype", "bfloat16"]) == 0
     out, err = capsys.readouterr()
     document = json.loads(out)
-    assert err == "" and list(document) == ["schema", "rows", "machine"]
+    assert err == "" and list(document) == ["kind", "schema", "machine", "settings", "rows"]
     assert len(document["rows"]) == len(IMPLEMENTATIONS) * len(STRATEGIES) * 2
     for row in document["rows"]:
         assert list(row) == [*FIELDS, *ERRORS, "passed"]
@@ -197,7 +197,7 @@ def test_a_row_that_fails_is_named_and_makes_the_status_1(factor, shown, monkeyp
 def test_no_cell_of_the_default_table_is_folded(columns):
     runs = check.plan(IMPLEMENTATIONS, degrees=[2], problem=Problem(6, 8, 4))
     console = Console(width=columns, record=True, file=io.StringIO())
-    console.print(check.table([check.Row(run, prove(run, ideal(run), ideal(run))) for run in runs], columns))
+    console.print(check_view.table([check.Row(run, prove(run, ideal(run), ideal(run))) for run in runs], columns))
     lines = console.export_text().splitlines()
     assert len([line for line in lines if "equal" in line]) == len(runs)
     assert all(any(f" {run.strategy} " in line for line in lines) for run in runs)

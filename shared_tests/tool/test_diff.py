@@ -196,7 +196,7 @@ def test_two_files_are_compared(output, tmp_path, capsys):
         (["diff", "tensor_parallel", "--width", "10"], "needs a width divisible by its degree: width 10, degree 4"),
         (["diff", "tensor_parallel", "--precision", "low"], "unknown precision 'low'; known: default, highest"),
         (["diff", "tensor_parallel", "--fail-on", "x"], "unknown fail-on 'x'; known: unexplained, extra-bytes"),
-        (["diff", "tensor_parallel", "--picture", "x.pdf"], "the picture must be a .png file in a folder that exists"),
+        (["diff", "tensor_parallel", "--picture", "x.pdf"], "the picture must be a .png file in an existing folder"),
         (["diff", "a", "b", "c"], "unknown strategy 'a'; known: data_parallel, "),
         (["diff", "nowhere.json", "nowhere.json"], "nowhere.json: no such file"),
         (["diff", "Makefile", "Makefile"], "Makefile: "),

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a command wherever it comes, quietly, and leaves nothing running."""
+"""Ctrl-C ends a command at any moment, quietly, and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardiff.system.interrupt import deferred_interrupts, reliable_interrupts
 
 
 def _xla_gc_callback():
-    """As jax's: called where an exception is lost."""
+    """Like jax's: an exception that is raised here is lost."""
     try:
         signal.raise_signal(signal.SIGINT)
     except BaseException as error:
@@ -56,7 +56,7 @@ def jax_starts(process: psutil.Process) -> bool:
     return any("jaxlib" in library.path for library in process.memory_maps())
 
 
-def ranks_work(process: psutil.Process) -> bool:
+def torch_ranks_work(process: psutil.Process) -> bool:
     for child in process.children():
         with suppress(psutil.NoSuchProcess):  # the command starts others that end soon
             if child.children():
@@ -64,9 +64,11 @@ def ranks_work(process: psutil.Process) -> bool:
     return False
 
 
-@pytest.mark.parametrize("reached", [jax_starts, ranks_work])
-def test_an_interrupted_check_is_quiet_and_leaves_no_process(reached):
+@pytest.mark.parametrize("reached, implementations", [(jax_starts, "torch,annotated"), (torch_ranks_work, "torch")])
+def test_an_interrupted_check_is_quiet_and_leaves_no_process(reached, implementations):
+    """jax starts while the process that starts torch's ranks imports torch."""
     command = [sys.executable, "-m", "shardiff", "check", "--width", "8", "--steps", "1000"]
+    command += [word for name in implementations.split(",") for word in ("--implementation", name)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             watched = psutil.Process(process.pid)

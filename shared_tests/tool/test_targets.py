@@ -259,12 +259,12 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(capfd, monkeypatch):
 def test_nothing_that_compilers_log_reaches_the_screen():
     code = """
 from contract.problem import Problem
-from contract.strategy import Run
+from contract.strategy import Run, one_axis
 from jax_impl.compiled import compile
 from shardiff.compiling.hardware import has_compiler, parse
 for text in ("v5e:2x4", "h100:8", "cpu:8"):
     if has_compiler(parse(text).kind):
-        print(compile(Run("annotated", "tensor_parallel", 8, Problem(8, 16, 2)), parse(text)).target)
+        print(compile(Run("annotated", one_axis("tensor_parallel", 8), Problem(8, 16, 2)), parse(text)).target)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor
 
-from shardiff.ranks.torch_pool import Workers
+from shardiff.ranks.supervisor import Workers
 from shardiff.record import Part
 from shardiff.tracing.calls import Call
 from shardiff.tracing.merge import merge

@@ -357,17 +357,23 @@ def test_wrong_input_is_one_line_and_starts_nothing(
     assert out == "" and err.count("\n") == 1 and err.startswith("shardiff: ") and says in err
 
 
+TORCHRUNS = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+TORCHRUNS |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+
 @pytest.mark.parametrize(
     ("variables", "arguments", "says"),
     [
         ({"RANK": "0"}, ["main.py"], "not by torchrun"),
+        ({**TORCHRUNS, "TORCHELASTIC_USE_AGENT_STORE": "False"}, ["main.py"], "not by torchrun"),
+        ({**TORCHRUNS, "RANK": "x"}, ["main.py"], "RANK must be a number, got 'x'"),
         (
-            {"RANK": "0", "WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            {**TORCHRUNS, "LOCAL_WORLD_SIZE": "4"},
             ["--nproc", "2", "main.py"],
             "torchrun has started 4 processes already",
         ),
         (
-            {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            {**TORCHRUNS, "LOCAL_WORLD_SIZE": "2"},
             ["--verify", "main.py"],
             "verify needs all processes on one machine",
         ),

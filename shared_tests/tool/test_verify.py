@@ -19,7 +19,7 @@ from torch import Tensor
 
 from contract.problem import Problem
 from contract.strategy import STRATEGIES, Run, one_axis
-from shardiff.ranks.torch_pool import Workers
+from shardiff.ranks.supervisor import Workers
 from shardiff.tracing.calls import Call
 from shardiff.tracing.link import Link, Server, StoppedError, serve
 from shardiff.tracing.merge import MismatchError, merge

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
-from shared_tests.meta.edited import edited_source
+from shared_tests.edited import edited_source
 from shared_tests.meta.mutants.planted import Planted
 
 ROOT = Path(__file__).parents[3]

@@ -10,7 +10,7 @@ from typing import Any
 from contract import reference
 from contract.strategy import Run
 from shared_tests import evidence
-from shared_tests.meta.edited import Edit, edited
+from shared_tests.edited import Edit, edited
 from shared_tests.meta.mutants.training import RAISES, STUCK, Mutant
 from shared_tests.on_ranks import train_edited
 from shared_tests.quick import quick_compilation

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from shared_tests.meta.edited import Edit
+from shared_tests.edited import Edit
 
 ASSERTS = ("AssertionError", "assert ", "Failed: DID NOT RAISE")
 
@@ -153,18 +153,18 @@ SCHEDULES = (
     ),
     *_plant(
         "schedules",
-        "contract.cost",
+        "contract.strategies.pipeline_parallel",
         "proof/test_cost",
         (
             "the smallest microbatch of a tick counts",
-            "most = max(rows[tick - stage] for stage in sending)",
-            "most = min(rows[tick - stage] for stage in sending)",
+            "most = max(rows[tick - s] for s in sending)",
+            "most = min(rows[tick - s] for s in sending)",
             "test_an_uneven_microbatch_counts_with_the_largest_of_its_tick",
         ),
         (
             "the scanned pipeline stops before its last tick",
-            "-(-run.problem.batch // m), m + n - 1",
-            "-(-run.problem.batch // m), m + n - 2",
+            "tuple((s, s + 1) for s in range(n - 1)), m + n - 1",
+            "tuple((s, s + 1) for s in range(n - 1)), m + n - 2",
             "test_annotated_pipeline_permutes_in_every_tick",
         ),
     ),
@@ -379,8 +379,8 @@ DIFF = (
         "tool/test_comm_diff",
         (
             "groups of any two sizes are alike",
-            "return agree(a.record.group_size, b.record.group_size) and agree(a.ranks, b.ranks)",
-            "return True",
+            "    if not agree(a.record.group_size, b.record.group_size):\n        return False\n",
+            "",
             "test_what_no_rule_explains_is_listed_on_both_sides_with_its_bytes",
         ),
         (
@@ -508,8 +508,8 @@ DIFF = (
         ),
         (
             "any loop is a pipeline's",
-            "elif times in trips and rides_in_a_loop(extra.record) and",
-            "elif rides_in_a_loop(extra.record) or",
+            "if shape is None:\n        return",
+            "shape = shape or (10**6, 1)",
             "test_what_only_looks_like_a_rewrite_is_not_explained",
         ),
         (
@@ -903,4 +903,51 @@ API = (
     ),
 )
 
-PLANTED = (*COLLECTIVES, *SCHEDULES, *READER, *DIFF, *FIGURES, *VERIFIER, *API)
+RANKS = (
+    *_plant(
+        "ranks",
+        "shardiff.ranks.verdict",
+        "tool/test_launch",
+        (
+            "the last rank to fail blamed",
+            "first = min(failed, key=",
+            "first = max(failed, key=",
+            "test_failed_rank_is_named_first_with_its_phase",
+        ),
+    ),
+    *_plant(
+        "ranks",
+        "shardiff.ranks.silence",
+        "tool/test_launch",
+        (
+            "a process that works taken for an idle one",
+            "            self.idle_since = now\n",
+            "            pass\n",
+            "test_silence_is_over_when_nobody_works",
+        ),
+    ),
+    *_plant(
+        "ranks",
+        "shardiff.ranks.supervisor",
+        "tool/test_launch",
+        (
+            "ranks left to work when the caller has given up",
+            "self.processes.settle(ranks, self.timeout, True)",
+            "pass",
+            "test_error_in_the_callers_callback_ends_the_ranks",
+        ),
+    ),
+    *_plant(
+        "ranks",
+        "shardiff.system.torchrun",
+        "tool/test_torchrun",
+        (
+            "torchrun's variables believed without its store",
+            'os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"',
+            "True",
+            "test_what_torchrun_sets_is_read_in_one_place",
+        ),
+    ),
+)
+
+PLANTED = (*COLLECTIVES, *SCHEDULES, *READER, *DIFF, *FIGURES, *VERIFIER, *RANKS, *API)

@@ -12,7 +12,7 @@ from typing import Any
 
 from contract.problem import Problem
 from contract.strategy import Run, one_axis, parse_axes
-from shared_tests.meta.edited import Edit
+from shared_tests.edited import Edit
 
 # Claims of contract.proof and of the shards, and two ways to end without a result.
 LOSS, GRADIENTS, NORM = "loss", "gradients", "gradient norm"
@@ -549,12 +549,13 @@ MUTANTS = (
     ),
     mutant(
         "gradients synchronized after the first microbatch",
-        "torch_impl.compose",
-        "times = run.microbatches if",
-        "times = 1 if",
+        "torch_impl.buckets",
+        "if seen[id(p)] < passes:",
+        "if False:",
         BACKWARD | {REPLICAS},
         strategy="data_parallel",
         mesh="dp=2,pp=2",
+        more=(("async_op=True))", "async_op=True)), sent[-1].wait()"),),  # at once, lest it be too late by luck
     ),
     mutant(
         "a rank's place in the world taken for that on the axis",

@@ -9,13 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 
-STAY = (  # they hold processes and devices
-    "shardiff.ranks.processes",
-    "shardiff.ranks.watch",
-    "shardiff.ranks.torch_pool",
-    "shardiff.ranks.torch_rank",
-    "shardiff.ranks.jax_devices",
-)
+STAY = "shardiff.ranks."  # modules that hold processes and devices
 Edit = tuple[str, str]  # old, new; old must occur exactly once
 
 
@@ -40,7 +34,7 @@ def put_in_place(module: str, edits: Sequence[Edit]) -> None:
     source = edited_source(module, edits)
     package, _, _ = module.partition(".")
     parent, _, leaf = module.rpartition(".")
-    for name in [name for name in sys.modules if name.startswith(f"{package}.") and name not in STAY]:
+    for name in [name for name in sys.modules if name.startswith(f"{package}.") and not name.startswith(STAY)]:
         del sys.modules[name]
         vars(sys.modules[package]).pop(name.removeprefix(f"{package}."), None)
     changed = ModuleType(module)

@@ -1,16 +1,13 @@
-"""What `torch_pool`, the caller's side, starts: one starter process, and the ranks that it forks."""
+"""What `torch_pool`, the caller's side, starts: one process that imports torch, and the ranks that it forks."""
 
 from __future__ import annotations
 
 import faulthandler
 import importlib
 import os
-import pickle
 import select
 import signal
 import socket
-import sys
-import threading
 import time
 import traceback
 import warnings
@@ -23,8 +20,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 
-from shardiff.ranks.processes import Notes, adopt_orphans, nameless_file, num_cores, report, when_parent_ends, where
-from shardiff.ranks.watch import receive, send
+from shardiff.ranks.messages import receive, send
+from shardiff.ranks.rank import Rank, note_call, report_phase, run
+from shardiff.system.machine import threads
+from shardiff.system.processes import adopt_orphans, nameless_file, when_parent_ends
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +34,7 @@ SECONDARY = ("gloo", "NCCL", "onnection", "Broken pipe", "remote process")  # in
 
 @dataclass
 class Job:
-    """One call. notes, store: paths of files; module: the function's; payload: the pickled (function, arguments)."""
+    """The ranks of one call. notes, store: paths of files; module: that of the function they will be asked to call."""
 
     world_size: int
     cuda: bool
@@ -43,54 +42,14 @@ class Job:
     store: Path
     timeout: float
     module: str | None
-    payload: bytes
 
 
-class Rank:
-    """The process of one rank: its socket to the caller, and its note in the file that all processes map."""
-
-    def __init__(self, rank: int, sock: socket.socket, notes: Path):
-        self.rank, self.socket, self.notes = rank, sock, Notes(notes, rank)
-        self.lock, self.released = threading.Lock(), threading.Event()
-
-    def report_phase(self, phase: str) -> None:
-        self.notes.phase(phase)
-
-    def send(self, *message: Any) -> None:
-        with self.lock:
-            send(self.socket, message)
-
-    def obey(self) -> None:
-        """A thread: answer the caller until it or the starter is gone."""
-        with suppress(EOFError, OSError):
-            while True:
-                if receive(self.socket) == "where":
-                    self.send("stack", *where(threading.get_ident(), __file__, waits))
-                else:
-                    self.released.set()
-        os._exit(1)
-
-
-_this_rank: Rank | None = None
-
-
-def report_phase(name: str) -> None:
-    """Note what this rank does now: start-up, rendezvous, forward, backward, update, teardown. Takes a microsecond."""
-    if _this_rank is not None:
-        _this_rank.report_phase(name)
-
-
-def report_progress(value: Any) -> None:
-    """Send a picklable value to the caller's on_progress. Outside of a pool's ranks it does nothing."""
-    if _this_rank is not None:
-        _this_rank.send("progress", value)
-
-
-def start_ranks(count_gpus: bool) -> NoReturn:
+def start_ranks() -> NoReturn:
     """The starter: import torch, then do what standard input, a socket, asks for until the caller is gone.
 
-    "gpus" -> their number. Job, with a socket for each rank -> their process ids. A list of which ranks are gone -> end
-    all, states.
+    The first message says whether to count GPUs. Then "gpus" is answered by their number; a Job, which comes with a
+    socket for each rank, by the ranks' process ids; a list that says which ranks are gone, by the states of all, which
+    have then been ended.
     """
     caller = os.getppid()
     when_parent_ends(signal.SIGCONT)  # should it be stopped when the caller ends, it goes on, to end all
@@ -102,6 +61,7 @@ def start_ranks(count_gpus: bool) -> NoReturn:
     os.dup2(null, 0)
     pids, failure, num_gpus = [], "", 0
     try:
+        count_gpus = receive(control)
         try:
             num_gpus = _import_torch(count_gpus)
         except Exception:
@@ -120,7 +80,6 @@ def start_ranks(count_gpus: bool) -> NoReturn:
             else:
                 pids, answer = [], _end(pids, request)
             send(control, (failure, answer))
-            del request  # it can be large
     finally:
         _end(pids, [False] * len(pids))
         os._exit(0)
@@ -133,8 +92,7 @@ def _import_torch(count_gpus: bool) -> int:
         num_gpus = _count_gpus() if count_gpus else 0
         if not num_gpus:  # torch.optim imports it at first use, which takes a second
             importlib.import_module("torch._dynamo")
-    last_collective = importlib.import_module("shardiff.ranks.torch_notes")
-    last_collective.watch(lambda *call: _this_rank and _this_rank.notes.call(*call), report_phase)
+    importlib.import_module("shardiff.ranks.torch_notes").watch(note_call, report_phase)
     return num_gpus
 
 
@@ -176,7 +134,7 @@ def _fork(job: Job, control: socket.socket, sockets: list[socket.socket]) -> lis
                     other.close()
                 when_parent_ends(signal.SIGKILL)
                 if os.getppid() == starter:
-                    _run(rank, sock, job)
+                    run(Rank(rank, sock, job.notes, waits, _leave), lambda this: _work(this, job), SECONDARY)
             finally:
                 os._exit(1)
         sock.close()
@@ -217,39 +175,29 @@ def _end(pids: Sequence[int], gone: Sequence[bool]) -> list[int | str | None]:
     return states
 
 
-def _run(rank: int, sock: socket.socket, job: Job) -> NoReturn:
-    """A rank: run the function in a process group, send the result, and go when all ranks have theirs."""
-    global _this_rank
-    this = _this_rank = Rank(rank, sock, job.notes)
-    try:
-        this.report_phase("start-up")
-        faulthandler.enable(sock.fileno(), all_threads=False)  # the caller takes what is no message as last words
-        threading.Thread(target=this.obey, daemon=True).start()
-        import torch
-        import torch.distributed as dist
-
-        function, args = pickle.loads(job.payload)
-        device = torch.device("cuda", rank) if job.cuda else torch.device("cpu")
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, num_cores() // job.world_size))
-        this.report_phase("rendezvous")
-        use_loopback()
-        store = dist.FileStore(str(job.store), job.world_size)  # pyright: ignore[reportPrivateImportUsage]
-        with _stderr_in_notes():
-            init_group(device, job.timeout + 300, store=store, rank=rank, world_size=job.world_size)
-        this.report_phase("start-up")
-        result = function(device, *args)
-        this.report_phase("teardown")
-        this.send("result", result)
-        this.released.wait()  # a rank that closes its connections early would disturb those that still use them
-        dist.destroy_process_group()
-        _flush()
-        os._exit(0)
-    except BaseException as error:
-        this.send("error", time.monotonic(), this.notes.now, *report(error, SECONDARY))
-        _flush()
-        threading.Event().wait()  # the caller ends it
+def _leave() -> NoReturn:
+    """The caller or the starter is gone; the latter has ended what this rank has started, or is ended with it."""
     os._exit(1)
+
+
+def _work(this: Rank, job: Job) -> None:
+    """A rank: call the function in a process group, send the result, and go when all ranks have theirs."""
+    faulthandler.enable(this.socket.fileno(), all_threads=False)  # the caller takes what is no message as last words
+    import torch
+    import torch.distributed as dist
+
+    function, args = this.next_call()
+    device = torch.device("cuda", this.rank) if job.cuda else torch.device("cpu")
+    if not os.environ.get("OMP_NUM_THREADS"):  # which torch has read itself
+        torch.set_num_threads(threads(job.world_size))
+    this.report_phase("rendezvous")
+    store = dist.FileStore(str(job.store), job.world_size)  # pyright: ignore[reportPrivateImportUsage]
+    with _stderr_in_notes():
+        init_group(device, job.timeout + 300, store=store, rank=this.rank, world_size=job.world_size)
+    this.report_phase("start-up")
+    this.answer(function(device, *args))
+    this.released.wait()  # a rank that closes its connections early would disturb those that still use them
+    dist.destroy_process_group()
 
 
 @contextmanager
@@ -267,19 +215,6 @@ def _stderr_in_notes() -> Iterator[None]:
         finally:
             os.dup2(saved, 2)
             os.close(saved)
-
-
-def _flush() -> None:
-    """os._exit does not."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-
-
-def use_loopback() -> None:
-    """Make gloo and NCCL talk and listen on the loopback interface only."""
-    for name in {"lo", "lo0"}.intersection(name for _, name in socket.if_nameindex()):
-        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
 
 
 def init_group(device: torch.device, timeout: float, **rendezvous: Any) -> None:

@@ -1,0 +1,98 @@
+"""The command `shardiff bench bubbles`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from benchmarks.options import DEVICE, DTYPE, JSON, LAYERS, OUTPUT, RESUME, WIDTH
+from shardiff.cli.answers import TIMEOUT, refuse, repeatable
+
+if TYPE_CHECKING:
+    from benchmarks.bubbles.bubbles import Plan
+
+
+def bubbles(
+    stages: Annotated[list[int] | None, repeatable("P", "Number of stages, one process each. Default: 2.")] = None,
+    microbatches: Annotated[
+        list[int] | None, repeatable("M", "Number of microbatches. Default: 1, 2, 4, 8 and 16.")
+    ] = None,
+    implementation: Annotated[
+        list[str] | None, repeatable("NAME", "torch, shard_map or annotated. Default: all three.")
+    ] = None,
+    iterations: Annotated[int, typer.Option(metavar="N", help="Timed steps of each pipeline.")] = 6,
+    batch: Annotated[int, typer.Option(metavar="N", help="Samples in a step.")] = 2048,
+    width: Annotated[int, WIDTH] = 2048,
+    layers: Annotated[int, LAYERS] = 16,
+    dtype: Annotated[str, DTYPE] = "float32",
+    device: Annotated[str, DEVICE] = "auto",
+    timeout: Annotated[float, TIMEOUT] = 30.0,
+    output: Annotated[Path | None, OUTPUT] = None,
+    picture: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw a Gantt chart of the stages to this file.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Write a trace to this file, for ui.perfetto.dev.")
+    ] = None,
+    resume: Annotated[bool, RESUME] = False,
+    json: Annotated[bool, JSON] = False,
+) -> None:
+    """Measure the bubble of naive and GPipe pipelines from timelines, and compare it with the closed form."""
+    from benchmarks import bench, memory_limit
+    from benchmarks.bubbles import bubbles as measuring
+    from contract.problem import Problem
+    from shardiff.system import environment, memory
+    from shardiff.system.files import check_path
+
+    try:
+        plan = measuring.plan(
+            stages or (2,),
+            microbatches or (1, 2, 4, 8, 16),
+            implementation or measuring.IMPLEMENTATIONS,
+            Problem(batch, width, layers, dtype),
+            iterations=iterations,
+            device=device,
+            timeout=timeout,
+        )
+        check_path("output", output, ".json")
+        check_path("picture", picture, ".png")
+        check_path("trace", trace, ".json")
+        memory.require(
+            memory_limit.of_steps([(run, 1) for run in plan.runs]), memory_limit.describe(plan.runs[0].problem)
+        )
+        environment.check(jax=any(run.implementation != "torch" for run in plan.runs))
+        kept = bench.kept(measuring.begin(plan), output, resume)
+    except ValueError as error:
+        refuse(str(error))
+    raise typer.Exit(answer(plan, output, picture, trace, json, kept))
+
+
+def answer(
+    plan: Plan,
+    output: Path | None,
+    picture: Path | None,
+    trace: Path | None,
+    as_json: bool,
+    kept: dict[str, Any] | None,
+) -> int:
+    """Measure, print a table or JSON, write the trace, and draw; the exit status."""
+    from benchmarks import bench, terminal
+    from benchmarks.bubbles import bubbles as measuring
+    from benchmarks.bubbles import picture as drawing
+    from benchmarks.bubbles import timeline, view
+    from benchmarks.documents.bubbles import Bubbles
+    from benchmarks.documents.results_io import parse_as
+    from shardiff.system.files import write
+
+    document, placed = bench.measured(
+        lambda save, starting: measuring.measure(plan, save, starting, kept), output, len(plan.runs)
+    )
+    result = parse_as(Bubbles, document)
+    terminal.show_json(document) if as_json else terminal.show(view.parts(result))
+    if trace is not None:
+        write(trace, timeline.chrome_trace(view.titled(result)))
+    if picture is not None:
+        drawing.picture(result, picture)
+    return 0 if placed else 2

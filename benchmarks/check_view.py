@@ -1,0 +1,69 @@
+"""The result of a check for people: a table, and lines below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from benchmarks.check import Row, label
+from shardiff.system import machine
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+SHOWN = ("loss", "gradients", "parameters")
+
+
+def parts(checked: Sequence[Row], columns: int) -> Iterator[RenderableType]:
+    """All that is printed, for a terminal of so many columns."""
+    yield table(checked, columns)
+    yield from summary(checked)
+    yield setting(checked)
+    yield machine.summary(machine.facts())
+
+
+def table(checked: Sequence[Row], columns: int) -> Table:
+    """One line for each row, for a terminal of so many columns. In a narrow one, what all rows share is left out."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    named = {
+        "implementation": [row.run.implementation for row in checked],
+        "strategy": [row.run.strategy for row in checked],
+        "mesh": [str(row.run.mesh) for row in checked],
+        "dtype": [row.run.problem.dtype for row in checked],
+        "optimizer": [row.run.optimizer for row in checked],
+    }
+    widths = [max(map(len, (name, *values))) for name, values in named.items()]
+    widths += [max(7, len(claim)) for claim in (*SHOWN, "verdict")]
+    narrow = columns < sum(widths) + 3 * len(widths)
+    if narrow:
+        named = {name: values for name, values in named.items() if len(set(values)) > 1 or name == "strategy"}
+    result = Table(box=SIMPLE_HEAD, padding=0 if narrow else (0, 2, 0, 0), pad_edge=False)
+    for name in named:
+        result.add_column("implemen-\ntation" if narrow and name == "implementation" else name, overflow="fold")
+    for claim in SHOWN:
+        result.add_column(claim, justify="right", no_wrap=True, min_width=max(len(claim), 7))
+    result.add_column("verdict", no_wrap=True)
+    for cells, row in zip(zip(*named.values(), strict=True), checked, strict=True):
+        errors = [f"{row.proof.errors[claim]:.1e}" for claim in SHOWN]
+        result.add_row(*cells, *errors, "[green]equal[/]" if row.proof.passed else "[red]DIFFERS[/]")
+    return result
+
+
+def summary(checked: Sequence[Row]) -> list[str]:
+    """How many rows hold, and what fails in those that do not."""
+    failing = [row for row in checked if not row.proof.passed]
+    lines = [f"{len(checked) - len(failing)} of {len(checked)} equal the single-device reference"]
+    return lines + [f"{label(row.run)}: {failure}" for row in failing for failure in row.proof.failures]
+
+
+def setting(checked: Sequence[Row]) -> str:
+    """What all runs of a check have in common."""
+    runs = [row.run for row in checked]
+    problem = runs[0].problem
+    shared = [f"batch {problem.batch}", f"width {problem.width}", f"{problem.layers} layers", f"{runs[0].steps} steps"]
+    for values in ({run.problem.dtype for run in runs}, {run.optimizer for run in runs}):
+        shared += values if len(values) == 1 else []
+    return f"{', '.join(shared)}; pipeline_parallel in {runs[0].microbatches} microbatches"

@@ -1,0 +1,112 @@
+"""The result of `shardiff bench bubbles`; `benchmarks.bubbles.bubbles` says what the fields are. Seconds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from benchmarks.documents.fields import (
+    Count,
+    Framework,
+    Implementation,
+    Name,
+    Number,
+    Part,
+    PositiveSpread,
+    Result,
+    Several,
+    Sizes,
+    Spread,
+)
+
+BUSY = ("forward", "backward")
+
+
+class Event(NamedTuple):
+    """What a rank did from start to end, in nanoseconds. kind: "forward" or "backward" of a microbatch, "wait" (for
+    data to arrive or to be sent), "send" (handing data over), and for compiled programs "communication" and "compute".
+    """
+
+    rank: Count
+    kind: str
+    microbatch: Count | None
+    start: Count
+    end: Count
+    name: str = ""
+
+
+class Pipeline(Part, frozen=True, kw_only=True):
+    """What was run."""
+
+    framework: Framework
+    implementation: Implementation
+    stages: Several
+    microbatches: Several
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What tells it from the others of a document."""
+        return self.implementation, self.stages, self.microbatches
+
+
+class Row(Pipeline, frozen=True, kw_only=True):
+    """A pipeline's bubble."""
+
+    schedule: Name
+    theory: Number
+    measured: Spread
+    weighted: Spread | None
+    of_theory: Number
+    step_seconds: PositiveSpread
+
+
+class Timeline(Pipeline, frozen=True, kw_only=True):
+    """A pipeline's events in one step."""
+
+    events: list[Event]
+
+    def __post_init__(self) -> None:
+        for event in self.events:
+            if event.start > event.end or event.rank >= self.stages:
+                raise ValueError("an event that ends before it starts, or of a rank that is no stage")
+        if self.framework == "torch" and not any(event.kind in BUSY for event in self.events):
+            raise ValueError("no event is a forward or backward pass")
+
+
+class Fit(Part, frozen=True, kw_only=True):
+    """step = work_seconds (m + p - 1) / m + tick_seconds (m + p - 1)."""
+
+    implementation: Implementation
+    stages: Several
+    work_seconds: Number
+    tick_seconds: Number
+    worst_residual: Number
+
+
+class Skipped(Part, frozen=True, kw_only=True):
+    """What was not measured, and why."""
+
+    stages: Several
+    reason: str
+
+
+class Settings(Sizes, frozen=True, kw_only=True):
+    """iterations: steps of each pipeline."""
+
+    iterations: Several
+
+
+class Bubbles(Result, frozen=True, kw_only=True):
+    """The bubble of every pipeline."""
+
+    method: dict[str, str]
+    settings: Settings
+    skipped: list[Skipped]
+    rows: list[Row]
+    fits: list[Fit]
+    timelines: list[Timeline]
+
+    def __post_init__(self) -> None:
+        rows = {row.key for row in self.rows}
+        for i, one in enumerate(self.timelines):
+            if one.key not in rows:
+                raise ValueError(f"timelines[{i}] is of no row")

@@ -1,0 +1,19 @@
+"""Options that several commands of the lesson have."""
+
+from __future__ import annotations
+
+import typer
+
+BATCH = typer.Option(metavar="N", help="Samples in a step, over all ranks.")
+WIDTH = typer.Option(metavar="N", help="Width of every layer.")
+LAYERS = typer.Option(metavar="N", help="Number of layers.")
+MICROBATCHES = typer.Option(metavar="N", help="Number of microbatches in pipeline_parallel.")
+DTYPE = typer.Option(metavar="NAME", help="float64, float32 or bfloat16.")
+DEVICE = typer.Option(
+    metavar="NAME", help="cpu, cuda or auto. auto chooses CUDA if the machine has a GPU for every rank."
+)
+OUTPUT = typer.Option(metavar="FILE.json", help="Write the JSON to this file, again after every block.")
+RESUME = typer.Option(
+    "--resume", help="Keep the blocks that an interrupted run has left in --output, and measure the others."
+)
+JSON = typer.Option("--json", help="Print JSON instead of tables.")
