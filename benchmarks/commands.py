@@ -169,12 +169,14 @@ def diff(
         typer.Option(metavar="K", help="Which training step of a traced run; the last by default. 0: all of it."),
     ] = None,
     left_mesh: Annotated[
-        str | None, typer.Option(metavar="AXIS=N,...", help="Mesh of the program in A.json, outermost axis first.")
+        str | None,
+        typer.Option(metavar="AXIS=N,...", help="Mesh of the ranks of LEFT, outermost axis first: dp=2,tp=4."),
     ] = None,
     right_mesh: Annotated[
         str | None,
         typer.Option(
-            metavar="AXIS=N,...", help="Mesh of the program in B.json. If both are given, axes of equal names match."
+            metavar="AXIS=N,...",
+            help="Mesh of the ranks of RIGHT. With both meshes, axes of the same name are the same ranks.",
         ),
     ] = None,
     precision: Annotated[

@@ -63,7 +63,7 @@ class Summary:
 
 def times(record: Record) -> int:
     """How often it runs; where that is unknown, the least, and at least once."""
-    return max(record.executions.min, 1) if record.executions.max is None else record.executions.max
+    return record.times
 
 
 def among(record: Record) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +54,8 @@ def trace(
     """
     if nproc < 1:
         raise ValueError(f"nproc must be at least 1, got {nproc}")
+    if "RANK" in os.environ:
+        raise ValueError("this process is a rank already: trace what it does by `with shardiff.tracing() as program:`")
     label = getattr(function, "__qualname__", type(function).__name__)
     content = sendable(function, args)
     with tempfile.TemporaryDirectory(prefix="shardiff-") as directory:
@@ -60,7 +63,7 @@ def trace(
         file.write_bytes(content)
         options = Options(verify or strict, strict, values, timeout)
         done = trace_program("function", str(file), (), nproc, options, label)
-    assert not isinstance(done, int), "torchrun's environment is refused for a function"
+    assert not isinstance(done, int), "this process is no rank"
     if done.verdict and done.verdict.kind == "stuck":
         raise TraceError(f"{label}: {done.verdict.text}")
     if done.raised:
@@ -90,7 +93,7 @@ def tracing(*, merge: bool = True) -> Iterator[Program]:
     program = Program((), "this rank")
     calls: list[Call] = []
     try:
-        with capture() as calls:
+        with capture(first_phase="other") as calls:
             yield program
     except BaseException:
         _fill(program, own_view(calls))

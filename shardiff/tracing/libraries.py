@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 # Functions of torch, by their qualified names, in which nothing is trained yet: what they send is set-up.
@@ -84,6 +84,13 @@ def is_ddp(module: nn.Module) -> bool:
 def backward_runs() -> bool:
     """Whether autograd's engine runs in this thread now."""
     return torch._C._current_graph_task_id() != -1
+
+
+def leaf_of_backward() -> Tensor | None:
+    """The leaf whose gradient the autograd node that runs now hands over directly, if it does."""
+    node = torch._C._current_autograd_node() if backward_runs() else None
+    functions = node.next_functions if node is not None else ()
+    return next((f.variable for f, _ in functions if f is not None and hasattr(f, "variable")), None)
 
 
 def modes() -> list[TorchDispatchMode]:

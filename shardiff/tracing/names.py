@@ -80,6 +80,11 @@ class Names:
                 return gradients(fitting[number % len(fitting)])
         return None
 
+    def gradient_of(self, leaf: Tensor | None) -> Moved | None:
+        """The gradient of a parameter that a function of the user's communicates before autograd accumulates it."""
+        names = [name for name, p in self.params.items() if p is leaf]
+        return gradients(names) if names else None
+
     def note_buckets(self, module: nn.Module) -> None:
         """Of a DistributedDataParallel whose forward pass has ended: in its backward pass they cannot be asked for."""
         if is_ddp(module):

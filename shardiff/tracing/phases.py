@@ -22,7 +22,7 @@ class Phases:
 
     def __init__(self, first: str, mark: Callable[[str], None]) -> None:
         self.phase, self.mark = first, mark
-        self.begun = self.trained = False
+        self.begun = self.trained = self.evaluates = False
         self.depth = 0  # of optimizers' steps: one may have another inside
 
     def turn(self, phase: str) -> None:
@@ -49,7 +49,8 @@ class Phases:
     def module_runs(self) -> None:
         """A module that is not inside another is about to run: for evaluation, if without gradients, once trained."""
         if not backward_runs():
-            if self.trained and not torch.is_grad_enabled():
+            self.evaluates = self.trained and not torch.is_grad_enabled()
+            if self.evaluates:
                 self.phase = "other"
             else:
                 self.turn("forward")
@@ -70,7 +71,7 @@ class Phases:
         """The phase of a call."""
         if at.setup:
             return "other"
-        if self.phase == "other" and at.differentiable and not backward_runs():
+        if self.phase == "other" and at.differentiable and not self.evaluates and not backward_runs():
             self.turn("forward")  # its parameters are out of sight in there
         elif self.phase in ("forward", "backward"):
             self.turn(self.phase)

@@ -9,12 +9,17 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+from shardiff.system import torchrun
 from shardiff.tracing.calls import Call
 
 
-def under_torchrun() -> bool:
-    """Whether this process is one of those that torchrun started, with a store that they can all reach."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "RANK" in os.environ
+def under_torchrun() -> torchrun.Started | None:
+    """This process's place among those that torchrun started, which have a store that they can all reach; else None.
+
+    Raises ValueError, one line, for variables of torchrun's that cannot be.
+    """
+    here = torchrun.started()
+    return here if here and here.has_store else None
 
 
 def torchruns_store(seconds: float) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardiff.program import Program
-from shardiff.ranks import processes
+from shardiff.ranks import silence
 from shardiff.tracing import silent
 from shardiff.tracing.calls import Call, last_of
 from shardiff.tracing.link import serve
@@ -24,6 +24,7 @@ from shardiff.tracing.torchrun import exchange, shared, under_torchrun
 from shardiff.tracing.verifier import Verdict
 
 SILENCE, KEPT_WAITING = 300.0, 30.0  # seconds: the default limits, without and with verification
+START = 60.0  # seconds that the processes have in any case to begin
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ def trace_program(
     kind, target: as of Settings. label: the Program's. Returns the status alone on a rank that rank 0 speaks for.
     """
     joined = under_torchrun()
-    num_ranks = int(os.environ["WORLD_SIZE"]) if joined else nproc or 1
-    speaks = not joined or os.environ["RANK"] == "0"
+    num_ranks = joined.world_size if joined else nproc or 1
+    speaks = not joined or joined.rank == 0
     verify = options.verify or options.strict
     address, server = "", None
     with ExitStack() as stack:
@@ -109,8 +110,9 @@ class Silence:
     def __init__(self, directory: Path, timeout: float) -> None:
         self.directory, self.timeout = directory, timeout
         self.sizes: dict[Path, int] | None = None
-        self.silence = processes.Silence(timeout, ())
+        self.silence = silence.Silence(timeout, ())
         self.pids: set[int] = set()
+        self.began = time.monotonic()
 
     def started(self, pids: Sequence[int]) -> None:
         self.pids |= set(pids)
@@ -120,7 +122,8 @@ class Silence:
         if self.timeout == math.inf:
             return None
         sizes = {path: path.stat().st_size for path in self.directory.iterdir()}
-        if sizes != self.sizes:
+        starting = not sizes and time.monotonic() < self.began + START  # it imports torch
+        if sizes != self.sizes or starting:
             self.sizes = sizes
             self.pids |= {int(path.stem) for path in sizes if path.suffix == ".stack"}
             self.silence.pids = tuple(self.pids)

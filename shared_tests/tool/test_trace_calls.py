@@ -14,8 +14,9 @@ from torch import Tensor
 from shardiff.ranks.supervisor import Workers
 from shardiff.record import Part
 from shardiff.tracing.calls import Call
+from shardiff.tracing.dispatch import Tracer
 from shardiff.tracing.merge import merge
-from shardiff.tracing.tracer import Tracer, capture
+from shardiff.tracing.tracer import capture
 
 
 def _batch(rank: int, x: Tensor) -> None:
