@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from shardiff import baseline, budget
+from shardiff.cli import compiled_view as view
 from shardiff.cli.answers import complain
-from shardiff.compiling import launch, view
+from shardiff.compiling import launch
 from shardiff.compiling.hardware import parse
 from shardiff.compiling.meshes import parse_axes, sized
 from shardiff.program import Program

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from shardiff import hlo
 from shardiff.compiling import devices
-from shardiff.diff.files import read_program
 from shardiff.mesh import Mesh
 from shardiff.mesh import parse as parse_mesh
 from shardiff.program import Program
@@ -147,7 +146,7 @@ def _read_text(source: str | Path) -> Program:
     if path.is_dir():
         return _read_folder(path)
     if path.suffix == ".json":
-        return read_program(path)
+        return _read_json(path)
     return _of_module(hlo.read_bytes(inputs.read_bytes(path), str(path), inputs.most_bytes()))
 
 
@@ -169,3 +168,14 @@ def _read_folder(folder: Path) -> Program:
             f"{', '.join(path.name for path in names[:3])}{more}"
         )
     return next(iter(speaking.values()), programs[paths[0]])
+
+
+def _read_json(path: Path) -> Program:
+    """The program in JSON of shardiff's, called by the file's name."""
+    data = inputs.read_json(path)
+    if not isinstance(data, dict) or not isinstance(data.get("records"), list):
+        raise ValueError(f"{path}: has no records; give an output of shardiff trace, compile or hlo with --json")
+    try:
+        return replace(Program.from_json(data), label=path.name)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

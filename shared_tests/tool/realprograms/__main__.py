@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardiff.compiling.view import by_axis
+from shardiff.cli.compiled_view import by_axis
 from shardiff.program import Program
 from shardiff.system import files
 from shardiff.system.machine import version
