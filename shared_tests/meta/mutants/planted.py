@@ -542,7 +542,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.collectives.numbers",
-        "bench/test_bench_collectives",
+        "bench/test_collective_figures",
         (
             "mean over ranks where the slowest counts",
             "times.max(axis=0)",
@@ -591,7 +591,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.collectives.timing",
-        "bench/test_bench_collectives",
+        "bench/test_collective_figures",
         (
             "no warm-up",
             "WARM_UP = 3",
@@ -638,7 +638,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.documents.figures",
-        "bench/test_bench_steps",
+        "bench/test_step_figures",
         (
             "the fastest rank of a step for the slowest",
             "return [max(each) for each in zip(*samples, strict=True)]",
@@ -661,7 +661,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.steps.numbers",
-        "bench/test_bench_steps",
+        "bench/test_step_figures",
         (
             "a product more than the passes have",
             "product * (3 * problem.layers - 1)",
@@ -690,7 +690,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.steps.torch",
-        "bench/test_bench_steps",
+        "bench/test_step_figures",
         (
             "steps timed without a barrier before",
             "            dist.barrier()\n            start = time.perf_counter()\n",
@@ -713,7 +713,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.steps.jax",
-        "bench/test_bench_steps",
+        "bench/test_step_figures",
         (
             "steps in JAX timed without a barrier before",
             "            state.barrier()\n            start = time.perf_counter()\n",
