@@ -1,4 +1,5 @@
-# `make demo` or `make test` alone does everything on a fresh machine: each makes .venv first.
+# On a fresh machine `make demo` or `make test` alone is enough: every target that needs .venv makes it first.
+# CONTRIBUTING.md describes the targets. PYTHON and EXTRAS choose the interpreter and what is installed.
 PYTHON ?= python3
 EXTRAS ?= compilers,dev
 BIN := .venv/bin

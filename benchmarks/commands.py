@@ -161,12 +161,14 @@ def diff(
         ),
     ] = None,
     left_mesh: Annotated[
-        str | None, typer.Option(metavar="AXIS=N,...", help="Mesh of the program in A.json, outermost axis first.")
+        str | None,
+        typer.Option(metavar="AXIS=N,...", help="Mesh of the ranks in A.json, outermost axis first: dp=2,tp=4."),
     ] = None,
     right_mesh: Annotated[
         str | None,
         typer.Option(
-            metavar="AXIS=N,...", help="Mesh of the program in B.json. If both are given, axes of equal names match."
+            metavar="AXIS=N,...",
+            help="Mesh of the ranks in B.json. With both meshes, axes of the same name are the same ranks.",
         ),
     ] = None,
     precision: Annotated[
@@ -216,7 +218,7 @@ def diff(
             of_files.show(found, json)
             raise typer.Exit(int(found.fails(fail_on)))
         if left_mesh or right_mesh:
-            raise ValueError("--left-mesh and --right-mesh are for two files of records; a strategy has --mesh")
+            raise ValueError("--left-mesh and --right-mesh need two files of records; for a strategy, give --mesh")
         check_path("picture", picture, ".png")
         problem = Problem(batch, width, layers, dtype)
         check_timeout(timeout)

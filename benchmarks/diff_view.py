@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from benchmarks import terminal
 from benchmarks.diff_strategies import StrategyDiff
 from contract.strategy import Run
-from shardiff.diff import view
-from shardiff.diff.view import COLOURS, OTHER
+from shardiff.diff.view import COLOURS, OTHER, notes, table
 from shardiff.record import PHASES, Record, step_bytes, totals
 from shardiff.system.files import save
 from shardiff.system.words import size
@@ -27,9 +26,9 @@ def parts(one: StrategyDiff) -> Iterator[RenderableType]:
 
     run = one.run
     yield Text(f"{run.strategy}, {run.implementation}, for {one.target} ({run.mesh}): {sizes(run)}", style="bold")
-    yield view.table(one.diff.rows, SIDES)
+    yield table(one.diff.rows, SIDES)
     yield totals_table(one)
-    yield notes(one)
+    yield sentences(one)
     yield ""
 
 
@@ -39,10 +38,19 @@ def sizes(run: Run) -> str:
     return f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {problem.dtype}"
 
 
+def pictures(diffs: Sequence[StrategyDiff], path: Path) -> None:
+    """A picture for each strategy, whose name is added to that of the file where there are several."""
+    strategies = list(dict.fromkeys(one.run.strategy for one in diffs))
+    for strategy in strategies:
+        mine = [one for one in diffs if one.run.strategy == strategy]
+        name = strategy.replace(" ", "")
+        picture(mine, path.with_stem(f"{path.stem}_{name}") if len(strategies) > 1 else path)
+
+
 def totals_table(one: StrategyDiff) -> RenderableType:
     """Calls, payload and wire bytes of a rank in a step: traced, derived and by the closed form, with ratios to it."""
     numbers = ["calls", "payload", "wire bytes", "of closed form"]
-    table = terminal.table(["one rank, one step"], numbers, gap=2)
+    result = terminal.table(["one rank, one step"], numbers, gap=2)
     formula = step_bytes(one.closed_form)
     written = "written, traced" if one.traced else "written, closed form (too many ranks to run here)"
     columns: tuple[tuple[str, Sequence[Record]], ...] = (
@@ -54,15 +62,15 @@ def totals_table(one: StrategyDiff) -> RenderableType:
         sums = totals(records)
         cells = [str(sums["calls"]["max"] if sums["calls"]["max"] is not None else "?")]
         cells += [size(sums[key]["max"] or sums[key]["min"]) for key in ("payload_bytes", "wire_bytes")]
-        table.add_row(name, *cells, f"{step_bytes(records) / formula:.2f}" if formula else "-")
-    return table
+        result.add_row(name, *cells, f"{step_bytes(records) / formula:.2f}" if formula else "-")
+    return result
 
 
-def notes(one: StrategyDiff) -> str:
+def sentences(one: StrategyDiff) -> str:
     """The sentences of the rules, and memory and work of a device."""
     memory = one.diff.right.memory.items()
     parts = ", ".join(f"{name.replace('_', ' ')} {size(count)}" for name, count in memory if count)
-    return f"{view.notes(one.diff.rows, SIDES)}\nmemory of a device: {parts}{work(one)}".lstrip()
+    return f"{notes(one.diff.rows, SIDES)}\nmemory of a device: {parts}{work(one)}".lstrip()
 
 
 def work(one: StrategyDiff) -> str:
@@ -77,14 +85,6 @@ def work(one: StrategyDiff) -> str:
     )
     parts = [f"{w[many]} {one if w[many] == 1 else many} of {amount}" for one, many, amount in kinds if w[many]]
     return f"\nwork of a device: {', '.join(parts)}" if parts else ""
-
-
-def pictures(diffs: Sequence[StrategyDiff], path: Path) -> None:
-    """A picture for each strategy, whose name is added to that of the file where there are several."""
-    strategies = list(dict.fromkeys(one.run.strategy for one in diffs))
-    for strategy in strategies:
-        mine = [one for one in diffs if one.run.strategy == strategy]
-        picture(mine, path.with_stem(f"{path.stem}_{strategy}") if len(strategies) > 1 else path)
 
 
 def picture(diffs: Sequence[StrategyDiff], path: Path) -> None:

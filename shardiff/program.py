@@ -17,13 +17,15 @@ class Program:
 
     records: in the order in which they run, as far as that is known. label: what a table calls it. mesh: its ranks on
     named axes, where known; the records' axes follow from it. memory: bytes of one device by kind, where a compiler has
-    planned them.
+    planned them. segments: where the records are of a whole run, its parts in order: "set-up", "step 1", "step 2", ...,
+    "rest".
     """
 
     records: tuple[Record, ...]
     label: str = ""
     mesh: Mesh | None = None
     memory: dict[str, int] = field(default_factory=dict)
+    segments: dict[str, Program] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         records = self.mesh.named(self.records) if self.mesh else self.records
@@ -44,6 +46,11 @@ class Program:
     def wire_bytes(self) -> int:
         """What a rank must send in one step; where a loop's trips are unknown, the least, and at least one."""
         return step_bytes(self.records)
+
+    @property
+    def steps(self) -> list[Program]:
+        """The training steps of a run, in order; empty where it is not known where one ends."""
+        return [part for name, part in self.segments.items() if name.startswith("step ")]
 
     def counts(self) -> dict[str, int]:
         """Op -> calls in one step."""
@@ -74,7 +81,8 @@ class Program:
                     return False
             return True
 
-        return replace(self, records=tuple(filter(fits, self.records)))
+        parts = {name: part.only(op, over=over, **fields) for name, part in self.segments.items()}
+        return replace(self, records=tuple(filter(fits, self.records)), segments=parts)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; `Program.from_json` is its inverse."""

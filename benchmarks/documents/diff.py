@@ -6,6 +6,7 @@ from benchmarks.documents.fields import Count, Name, Part, Result, Several, Size
 from benchmarks.documents.steps import Strategy, Work
 from contract.problem import Problem
 from contract.strategy import Run, parse_axes
+from shardiff.diff.rows import Row
 from shardiff.record import Record
 
 
@@ -16,26 +17,16 @@ class Side(Part, frozen=True, kw_only=True):
 
 
 class Written(Side, frozen=True, kw_only=True):
-    """traced: whether it was traced in a run of as many ranks, or is a closed form."""
+    """traced: whether it was traced in a run of as many ranks; else it is the closed form."""
 
     traced: bool
 
 
 class Derived(Side, frozen=True, kw_only=True):
-    """memory: bytes of a device by kind, as the compiler planned them. work: beside communicating."""
+    """memory: bytes of a device by kind, as the compiler planned them. work: what it does besides communicating."""
 
     memory: dict[str, Count]
     work: Work | None = None
-
-
-class Row(Part, frozen=True, kw_only=True):
-    """Records that belong together, of both sides."""
-
-    verdict: str
-    rules: list[Name]
-    left: list[Record]
-    right: list[Record]
-    why: str
 
 
 class Diff(Part, frozen=True, kw_only=True):
@@ -49,7 +40,6 @@ class Diff(Part, frozen=True, kw_only=True):
     right: Derived
     closed_form: Side
     rows: list[Row]
-    unexplained: Count
 
 
 class Skipped(Part, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from benchmarks.documents.fields import Spread
 from benchmarks.documents.results_io import Section
 from benchmarks.documents.steps import Steps
 from benchmarks.words import binary_size, counted
+from shardiff.diff.rows import unexplained
 from shardiff.record import totals
 
 Document = dict[str, Any]
@@ -61,7 +62,7 @@ def _diff(result: Diffs) -> Iterator[tuple[str, str, Figure]]:
         for side, word in ((one.left, "written"), (one.right, "derived")):
             sent = totals(side.records)["wire_bytes"]["min"]
             yield f"{name}: wire bytes {word}", str(result.settings), Figure(sent, "bytes")
-        yield f"{name}: unexplained", str(result.settings), Figure(one.unexplained, "")
+        yield f"{name}: unexplained", str(result.settings), Figure(unexplained(one.rows), "")
 
 
 def _collectives(result: Collectives) -> Iterator[tuple[str, str, Figure]]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from shardiff.cli import checkout
-from shardiff.cli.answers import complain, refuse
+from shardiff.cli.answers import complain, refuse, repeatable
 from shardiff.ranks.verdict import WorkerError
 from shardiff.system import streams
 from shardiff.system.interrupt import reliable_interrupts
@@ -111,38 +111,90 @@ def targets(json: Annotated[bool, typer.Option("--json", help="Print JSON instea
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def trace(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python file, run as it is.")],
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file, run as it is; with -m, a module.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")] = None,
+    module: Annotated[bool, typer.Option("-m", "--module", help="Run a module, as python -m does.")] = False,
     nproc: Annotated[
         int | None, typer.Option(metavar="N", help="Processes, started as torchrun would. 1 by default.")
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare every call over ranks before it blocks; stop where they disagree.")
     ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Verify, and stop also where ranks meet in one collective with different parameters, or from "
+            "different lines; without it that is a warning.",
+        ),
+    ] = False,
+    values: Annotated[
+        bool,
+        typer.Option(
+            "--values",
+            help="Compare replicas bit by bit: the results of all_reduce, all_gather and broadcast, and the parameters "
+            "of every DistributedDataParallel at the start and after each step. The first that differs is named.",
+        ),
+    ] = False,
     timeout: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="With --verify, how long a rank may keep others waiting: 30 by default. "
-            "Without, how long no rank may make a call: without a limit by default.",
+            help="How long all ranks may be idle without making a call: 300 by default. Ranks that compute are not "
+            "idle. With --verify, how long a rank may keep others waiting: 30 by default.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON; the script's output goes to stderr.")] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tell the first N training steps one by one, set-up and the rest apart."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show each record of a large program, not a summary.")] = False,
+    format: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="table, json, csv, markdown, perfetto (a timeline), github (annotations) or junit. For all but table, "
+            "the script's own output goes to stderr.",
+        ),
+    ] = "table",
+    json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    fail_on: Annotated[
+        list[str] | None, repeatable("BUDGET", "Exit with 1 where this is exceeded: 'all_gather > 1MB'.")
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Exit with 1 where there is more than this file has.")
+    ] = None,
+    update_baseline: Annotated[bool, typer.Option("--update-baseline", help="Write the baseline instead.")] = False,
 ) -> None:
-    """Run any torch script and show what its ranks send: every call, merged over ranks, by phase and source line.
+    """Run any torch program and show what its ranks send: every call, merged over ranks, by phase and source line.
 
-    Exit status: the script's own; instead of 0, 1 where ranks disagree or wait for each other, 3 where one is stuck.
+    Exit status: the program's own; instead of 0, 1 where ranks disagree or wait for each other, or a budget or the
+    baseline is exceeded, 3 where a rank is stuck.
     """
     from shardiff.cli import trace as trace_script
     from shardiff.system import memory
+    from shardiff.tracing.traced import Options
 
     try:
         memory.require((nproc or 1) * memory.PROCESS, f"a script in {nproc} processes")
     except ValueError as error:
         refuse(str(error))
-    if problem := trace_script.refusal(script, nproc, verify, timeout):
+    asked = trace_script.Request(
+        script,
+        arguments or [],
+        module,
+        nproc,
+        Options(verify or strict, strict, values, timeout),
+        "json" if json else format,
+        steps,
+        every,
+        fail_on or (),
+        baseline,
+        update_baseline,
+    )
+    if problem := trace_script.refusal(asked):
         refuse(problem)
-    raise typer.Exit(trace_script.show(script, arguments or [], nproc, json, verify, timeout))
+    raise typer.Exit(trace_script.show(asked))
 
 
 checkout.register(app)

@@ -38,7 +38,7 @@ def checked():
     rows = [
         {"implementation": name, "strategy": "data_parallel", **fields, **errors} for name in ("torch", "annotated")
     ]
-    return {"rows": rows, "machine": MACHINE}
+    return {"kind": "check", "schema": 1, "machine": MACHINE, "settings": {"device": "cpu"}, "rows": rows}
 
 
 def diffed():

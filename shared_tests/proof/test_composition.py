@@ -1,4 +1,4 @@
-"""Strategies compose: every pair on 4 ranks and the triple on 8 equal the reference, and send what was predicted."""
+"""Strategies compose: every pair on 4 ranks and the triple on 8 equal the reference and send what was predicted."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_composed_strategies_equal_the_reference(run, execute, reference_of):
 
 
 def told(records: Sequence[Record]) -> Counter:
-    """What two lists of records must have in common: everything but where in the code it is written."""
+    """What two lists of records must have in common: everything except where in the code they come from."""
     return Counter(
         (r.op, r.dtype, r.payload_bytes, r.wire_bytes, r.axis, r.phase, r.executions, r.groups, r.edges)
         for r in records

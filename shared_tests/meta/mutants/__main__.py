@@ -1,6 +1,6 @@
-"""Every planted mistake and what catches it, as a table: `make mutants`.
+"""`make mutants`: a table of every planted mistake and what catches it.
 
-Two at a time: the runs of the mistakes in training, one after the other, beside the tests of the others.
+Two run at a time: the mistakes in training one after the other, and beside them the tests of the other mistakes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLAIMS_TEST = "shared_tests/meta/test_mutants.py::test_a_mistake_fails_just_the_
 
 
 class Line(NamedTuple):
-    """A mistake and what became of it. said: the claims that failed, or how the test failed."""
+    """A mistake and its outcome. said: the claims that failed, or how the test failed."""
 
     part: str
     name: str
@@ -45,7 +45,7 @@ def try_planted(planted: Planted) -> Line:
 
 
 def part_of(mutant: Mutant) -> str:
-    """The part that the mistake is planted in."""
+    """The part of the project in which the mistake is planted."""
     leaf = mutant.module.rpartition(".")[2]
     return "strategies" if leaf.endswith("_parallel") else "collectives" if leaf == "collectives" else "training"
 
@@ -82,7 +82,7 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def main() -> int:
-    """Try all, with progress on stderr, print the table, and return 1 if one is not caught."""
+    """Try all mistakes, with progress on stderr, print the table, and return 1 if one is not caught."""
     lines: list[Line] = []
     total = len(MUTANTS) + len(PLANTED)
 

@@ -1,6 +1,6 @@
-"""Mistakes in collectives, schedules, HLO reader, diff and figures, each with the one test that must fail.
+"""Mistakes in collectives, schedules, HLO reader, diff, figures, verifier and ranks, each with the test that must fail.
 
-Those in how a model is trained are in `training`: a run shows them, claim by claim.
+Mistakes in how a model is trained are in `training`.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ COLLECTIVES = (
         ),
         (
             "backward all_reduce in the caller's gradient",
-            "all_reduce(grad.clone(memory_format=torch.contiguous_format), ctx.group), None",
-            "all_reduce(grad, ctx.group), None",
+            "all_reduce(grads[0].clone(memory_format=torch.contiguous_format), ctx.group), None",
+            "all_reduce(grads[0], ctx.group), None",
             "test_torch_backward_transposes_forward",
         ),
     ),
@@ -542,7 +542,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.collectives.numbers",
-        "bench/test_bench_collectives",
+        "bench/test_collective_figures",
         (
             "mean over ranks where the slowest counts",
             "times.max(axis=0)",
@@ -591,7 +591,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.collectives.timing",
-        "bench/test_bench_collectives",
+        "bench/test_collective_figures",
         (
             "no warm-up",
             "WARM_UP = 3",
@@ -638,7 +638,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.documents.figures",
-        "bench/test_bench_steps",
+        "bench/test_step_figures",
         (
             "the fastest rank of a step for the slowest",
             "return [max(each) for each in zip(*samples, strict=True)]",
@@ -661,7 +661,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.steps.numbers",
-        "bench/test_bench_steps",
+        "bench/test_step_figures",
         (
             "a product more than the passes have",
             "product * (3 * problem.layers - 1)",
@@ -690,7 +690,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.steps.torch",
-        "bench/test_bench_steps",
+        "bench/test_step_figures",
         (
             "steps timed without a barrier before",
             "            dist.barrier()\n            start = time.perf_counter()\n",
@@ -713,7 +713,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.steps.jax",
-        "bench/test_bench_steps",
+        "bench/test_step_figures",
         (
             "steps in JAX timed without a barrier before",
             "            state.barrier()\n            start = time.perf_counter()\n",
@@ -723,7 +723,7 @@ FIGURES = (
     ),
     *_plant(
         "figures",
-        "benchmarks.bubbles.timeline",
+        "benchmarks.documents.bubbles",
         "bench/test_bench_bubbles",
         (
             "waiting taken for work",
@@ -812,6 +812,56 @@ VERIFIER = (
             "return to_each(a)[j] == from_each(b)[i] and to_each(b)[i] == from_each(a)[j]",
             "return to_each(a)[j] == from_each(b)[i]",
             "test_even_blocks_of_one_rank_fit_uneven_ones_of_another",
+        ),
+    ),
+    *_plant(
+        "verifier",
+        "shardiff.tracing.silent",
+        "tool/test_trace_merge",
+        (
+            "ranks that move different parameters passed over",
+            "if len(details) < 2 and len(lines) < 2:",
+            "if len(lines) < 2:",
+            "test_ranks_that_meet_with_different_parameters_or_from_different_lines_are_told_once",
+        ),
+        (
+            "replicas compared by name alone",
+            "if len(set(texts)) > 1 and members not in lines:",
+            "if None in texts and members not in lines:",
+            "test_replicas_that_differ_are_told_by_the_first",
+        ),
+    ),
+    *_plant(
+        "verifier",
+        "shardiff.tracing.steps",
+        "tool/test_trace_merge",
+        (
+            "the second optimizer's traffic counted to the next step",
+            "step = ended if late else ended + 1",
+            "step = ended + 1",
+            "test_a_run_is_told_by_step",
+        ),
+    ),
+    *_plant(
+        "verifier",
+        "shardiff.summary",
+        "tool/test_trace_formats",
+        (
+            "a message counted for both its ends",
+            "members = [source for source, _ in r.edges]",
+            "members = [rank for edge in r.edges for rank in edge]",
+            "test_what_the_busiest_rank_sends_is_no_sum_over_ranks_that_do_different_things",
+        ),
+    ),
+    *_plant(
+        "verifier",
+        "shardiff.budget",
+        "tool/test_budget",
+        (
+            "a budget of each record taken for one of their sum",
+            "if r.payload_bytes > budget.limit)",
+            "if sum(each.payload_bytes for each in chosen) > budget.limit)",
+            "test_without_a_sum_each_record_is_judged_by_itself",
         ),
     ),
     *_plant(

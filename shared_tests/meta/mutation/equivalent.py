@@ -1,4 +1,4 @@
-"""Mutants that survive because they change nothing that could be told apart, and why."""
+"""Mutants that survive because they change nothing observable, and why."""
 
 from __future__ import annotations
 
