@@ -12,6 +12,7 @@ from shardiff.record import Executions, Part, Record, step_bytes
 from shared_tests.tool.test_comm_diff import looped, only_row, permute, rec
 
 PP = [(0, 1), (1, 2), (2, 3)]
+FOURS = ((0, 1, 2, 3), (4, 5, 6, 7))
 DP, TP, BOTH = ((0, 2), (1, 3)), ((0, 1), (2, 3)), ((0, 1, 2, 3),)
 
 
@@ -258,7 +259,10 @@ LOOKS_ALIKE = {
         [rec("all_reduce", 64)],
     ),
     "a gather before the scattered sum": ([rec("all_gather", 64), rec("reduce_scatter", 64)], [rec("all_reduce", 64)]),
-    "halves in two phases": ([rec("reduce_scatter", 64), rec("all_gather", 64, "update")], [rec("all_reduce", 64)]),
+    "halves in two phases": (
+        [rec("reduce_scatter", 64), rec("all_gather", 64, "update")],
+        [rec("all_reduce", 64, "forward")],
+    ),
     "a gathered parameter is no half": (
         [rec("reduce_scatter", 64), rec("all_gather", 64, moves="parameter")],
         [rec("all_reduce", 64)],
@@ -300,8 +304,8 @@ LOOKS_ALIKE = {
     ),
     "two sums over one axis": ([over("all_reduce", 4, TP)] * 2, [over("all_reduce", 4, BOTH)]),
     "axes that do not multiply": (
-        [over("all_reduce", 4, TP), over("all_reduce", 4, ((0, 1), (3, 2)))],
-        [over("all_reduce", 4, BOTH)],
+        [over("all_reduce", 4, FOURS), over("all_reduce", 4, ((0, 1), (2, 3), (4, 5), (6, 7)))],
+        [over("all_reduce", 4, (tuple(range(8)),))],
     ),
     "a shard of another size": (
         [over("reduce_scatter", 64, TP), over("all_reduce", 16, DP)],
@@ -311,7 +315,7 @@ LOOKS_ALIKE = {
         [over("all_gather", 64, BOTH)],
         [permute(16, [(0, 1), (1, 2), (2, 3), (3, 0)], "backward")] * 2,
     ),
-    "a ring over other ranks": ([over("all_gather", 64, TP)], [permute(32, [(0, 2), (2, 0)], "backward")]),
+    "a ring over other ranks": ([over("all_gather", 64, FOURS)], [permute(16, [(0, 4), (4, 0)], "backward")] * 3),
     "an exchange with more than one peer": (
         [over("all_to_all", 64, BOTH)],
         [permute(32, [(0, 1), (1, 0), (2, 3), (3, 2)], "backward")],
