@@ -5,7 +5,7 @@ EXTRAS ?= compilers,dev
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRAS)
 
-.PHONY: install demo test coverage faults fuzz long lint format mutants mutation clean
+.PHONY: install demo test coverage faults fuzz long realprograms lint format mutants mutation clean
 
 install: $(STAMP)
 	@:
@@ -35,6 +35,10 @@ fuzz: install
 
 long: install
 	@$(BIN)/python -m shared_tests.proof.long_runs
+
+realprograms: install
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[realprograms]"
+	@$(BIN)/python -m shared_tests.tool.realprograms
 
 mutants: install
 	@$(BIN)/python -m shared_tests.meta.mutants

@@ -105,6 +105,16 @@ def compute(
     return diffs
 
 
+def written(run: Run, timeout: float = 30) -> Program:
+    """What the torch implementation of a run communicates: traced, or beyond MOST_TRACED ranks its closed form."""
+    run = replace(run, implementation="torch")
+    if run.world_size <= MOST_TRACED:
+        records = trace_all([run], lambda _: None, timeout)[run]
+    else:
+        records = cost.communication(run)
+    return Program(tuple(records), f"{run.strategy} on {run.world_size} ranks", run.mesh)
+
+
 def trace_all(runs: Sequence[Run], progress: Callable[[str], None], timeout: float = 30) -> dict[Run, list[Record]]:
     """What each explicit run communicates in one step, traced in real processes."""
     from shardiff.ranks.torch_pool import workers

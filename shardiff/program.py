@@ -8,7 +8,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardiff.mesh import Mesh
-from shardiff.record import Record, step_bytes, totals
+from shardiff.record import PHASES, Record, step_bytes, totals
+from shardiff.system.words import size
+
+HTML = """<p>{{ heading }}</p>
+{% if rows %}<table>
+{% set side = ["left", "left", "left", "right", "right", "right"] %}
+<tr>{% for name in columns %}<th style="text-align: {{ side[loop.index0] }}">{{ name }}</th>{% endfor %}</tr>
+{% for row in rows %}<tr>
+{% for cell in row %}<td style="text-align: {{ side[loop.index0] }}">{{ cell }}</td>{% endfor %}
+</tr>
+{% endfor %}</table>{% endif %}"""
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,38 @@ class Program:
     def steps(self) -> list[Program]:
         """The training steps of a run, in order; empty where it is not known where one ends."""
         return [part for name, part in self.segments.items() if name.startswith("step ")]
+
+    def __repr__(self) -> str:
+        heading, table = self._told()
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            "  ".join(
+                cell.rjust(n) if i > 2 else cell.ljust(n) for i, (cell, n) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in table
+        ]
+        return "\n".join([heading, *(line.rstrip() for line in lines if len(table) > 1)])
+
+    def _repr_html_(self) -> str:
+        from jinja2 import Environment
+
+        heading, (columns, *rows) = self._told()
+        return Environment(autoescape=True).from_string(HTML).render(heading=heading, columns=columns, rows=rows)
+
+    def _told(self) -> tuple[str, list[tuple[str, ...]]]:
+        """The totals in a line, and a table of calls and bytes by phase, op and axis with its heading first."""
+        kinds: dict[tuple[str, str, str], list[Record]] = {}
+        for record in sorted(self.records, key=lambda record: PHASES.index(record.phase)):
+            kinds.setdefault((record.phase, record.op, record.axis or ""), []).append(record)
+        table: list[tuple[str, ...]] = [("phase", "op", "axis", "calls", "payload", "a rank sends")]
+        for kind, records in kinds.items():
+            part = replace(self, records=tuple(records), segments={})
+            table.append((*kind, str(sum(part.counts().values())), size(part.payload_bytes), size(part.wire_bytes)))
+        calls = sum(self.counts().values())
+        name = f"{self.label or 'a program'}{f' ({self.mesh})' if self.mesh else ''}"
+        sent = f"{size(self.payload_bytes)} payload, a rank sends {size(self.wire_bytes)}"
+        sums = f"{calls:,} call{'s' * (calls != 1)}, {sent}"
+        return f"{name}: {sums if self.records else 'no communication'}", table
 
     def counts(self) -> dict[str, int]:
         """Op -> calls in one step."""
@@ -104,4 +146,9 @@ class Program:
         for name, sizes in (("mesh", mesh or {}), ("memory", memory)):
             if not isinstance(sizes, dict) or not all(type(size) is int and size >= 0 for size in sizes.values()):
                 raise ValueError(f"{name} of a program must be sizes by name, not {str(sizes)[:40]!r}")
-        return Program(records, str(fields.get("label") or ""), Mesh(tuple(mesh.items())) if mesh else None, memory)
+        segments = fields.get("segments") or {}
+        if not isinstance(segments, dict):
+            raise ValueError(f"segments of a program must be programs by name, not {str(segments)[:40]!r}")
+        ranks = Mesh(tuple(mesh.items())) if mesh else None
+        parts = {name: Program.from_json(part) for name, part in segments.items()}
+        return Program(records, str(fields.get("label") or ""), ranks, memory, parts)

@@ -56,9 +56,11 @@ class Match:
         """The records of these atoms are in one row, under these rules among others."""
         self.links.append(Link(tuple(dict.fromkeys((atom.side, atom.index) for atom in of)), frozenset(rules)))
 
-    def pair(self, left: Sequence[Atom], right: Sequence[Atom], rules: Iterable[str] = ()) -> None:
-        """All of `left` stand for all of `right`, as often as each has executions left."""
-        times = min(atom.left for atom in (*left, *right))
+    def pair(
+        self, left: Sequence[Atom], right: Sequence[Atom], rules: Iterable[str] = (), most: int | None = None
+    ) -> None:
+        """All of `left` stand for all of `right`, as often as each has executions left, or `most` times."""
+        times = min([atom.left for atom in (*left, *right)] + ([] if most is None else [most]))
         found = {rule for a in left for b in right for rule in overlooked(a, b)}
         self.link([(atom, times) for atom in (*left, *right)], found | set(rules))
 
@@ -153,10 +155,18 @@ def _bucketwise(
         pairs = [(mine, theirs) for mine in left.values() for theirs in right.values() if allowed(mine[0], theirs[0])]
         for mine, theirs in sorted(pairs, key=lambda pair: -likeness(pair[0][0], pair[1][0])):
             while mine and theirs:
-                found.pair([mine[0]], [theirs[0]], rules)
+                found.pair([mine[0]], [theirs[0]], rules, most=evenly(mine, theirs))
                 for queue in (mine, theirs):
                     if not queue[0].left:
                         queue.popleft()
+                    else:
+                        queue.rotate(-1)  # what runs in a loop is the counterpart of some of each tick's calls
+
+
+def evenly(mine: Sequence[Atom], theirs: Sequence[Atom]) -> int:
+    """How often the first of two queues are counterparts, such that all of a queue have as many as the others."""
+    counts = [-(-queue[0].left // len(other)) for queue, other in ((mine, theirs), (theirs, mine))]
+    return max(1, *counts) if min(mine[0].left, theirs[0].left) > 1 else 1
 
 
 def sums(found: Match, sense: Sense, rewrite: Rewrite | None = None) -> None:
@@ -168,25 +178,27 @@ def sums(found: Match, sense: Sense, rewrite: Rewrite | None = None) -> None:
             groups[_op(atom, rewrite), sense.kind(atom)][atom.signature()].append(atom)
         hopeless: set[tuple[Any, ...]] = set()
         cache: dict[tuple[Any, ...], tuple[list[Atom], np.ndarray]] = {}
-        for one in found.open(side):
+        ones = deque(found.open(side))
+        while ones:
+            one = ones.popleft()
             kind = _op(one, rewrite), sense.kind(one)
             asked = (*kind, one.signature(), sense.amount(one))
             if kind[0] is None or kind not in groups or asked in hopeless:
                 continue
-            while one.left:
-                if asked[:-1] not in cache:
-                    fit = (
-                        some for some in groups[kind].values() if same_work(some[0], one) and same_ranks(some[0], one)
-                    )
-                    several = sorted((m for some in fit for m in some if m.left), key=lambda m: (m.index, m.part))
-                    cache[asked[:-1]] = several, cumulative(map(sense.amount, several))
-                several, ends = cache[asked[:-1]]
-                chosen = [several[i] for i in found.subset(ends, sense.amount(one))]
-                if len(chosen) < 2 or not splits(one, chosen):
-                    hopeless.add(asked)
-                    break
-                found.pair(*([one], chosen) if side == 0 else (chosen, [one]), rules)
-                cache.clear()
+            if asked[:-1] not in cache:
+                alike = groups[kind].values()
+                fit = (some for some in alike if same_work(some[0], one) and same_ranks(some[0], one))
+                several = sorted((m for some in fit for m in some if m.left), key=lambda m: (m.index, m.part))
+                cache[asked[:-1]] = several, cumulative(map(sense.amount, several))
+            several, ends = cache[asked[:-1]]
+            chosen = [several[i] for i in found.subset(ends, sense.amount(one))]
+            if len(chosen) < 2 or not splits(one, chosen):
+                hopeless.add(asked)
+                continue
+            found.pair(*([one], chosen) if side == 0 else (chosen, [one]), rules)
+            cache.clear()
+            if one.left:
+                ones.append(one)  # after the others have had their turn
 
 
 def splits(one: Atom, several: Sequence[Atom]) -> bool:

@@ -65,7 +65,8 @@ class Atom:
     def signature(self) -> tuple[Any, ...]:
         """What decides, beside op, amount and phase, whether this can be the counterpart of another atom."""
         r = self.record
-        return self.ranks, r.group_size, r.edges, self.reduction, r.root, self.moves, self.shape
+        compiled = r.computation is not None
+        return self.ranks, r.group_size, r.edges, self.reduction, r.root, self.moves, self.shape, compiled
 
 
 def atoms(records: Sequence[Record], side: int, axes: Mapping[str, str] | None) -> list[Atom]:
@@ -158,7 +159,16 @@ def same_ranks(a: Atom, b: Atom) -> bool:
     mine, theirs = a.record.edges, b.record.edges
     if mine is not None and theirs is not None:
         return set(mine) <= set(theirs) or set(theirs) <= set(mine)
-    return agree(a.record.group_size, b.record.group_size) and agree(a.ranks, b.ranks)
+    if not agree(a.record.group_size, b.record.group_size):
+        return False
+    return agree(a.ranks, b.ranks) or more_groups(a, b) or more_groups(b, a)
+
+
+def more_groups(a: Atom, b: Atom) -> bool:
+    """Whether an SPMD program runs in all groups of an axis what another runs in some of them."""
+    if a.record.computation is None or a.ranks is None or b.ranks is None or by_axes(a.ranks) or by_axes(b.ranks):
+        return False
+    return b.ranks < a.ranks
 
 
 def same_work(a: Atom, b: Atom) -> bool:
@@ -181,7 +191,7 @@ def kind_of(dtype: str) -> str:
 
 def likeness(a: Atom, b: Atom) -> int:
     """How much of what is known of both is equal: the higher, the rather they are counterparts."""
-    facts = zip(a.signature(), b.signature(), (8, 1, 8, 1, 1, 4, 2), strict=True)
+    facts = zip(a.signature(), b.signature(), (8, 1, 8, 1, 1, 4, 2, 0), strict=True)
     score = sum(weight for mine, theirs, weight in facts if mine is not None and mine == theirs)
     return score + (set(a.record.edges or ()) == set(b.record.edges or ()))
 
@@ -227,6 +237,7 @@ def overlooked(a: Atom, b: Atom) -> set[str]:
         "moved": mine.phase != theirs.phase,
         "dtype": a.dtype != b.dtype,
         "edges": edges and not by_axes(a.ranks),
+        "more_groups": more_groups(a, b) or more_groups(b, a),
         "averaged": a.op == b.op and len(reductions) > 1,
     }
     return {rule for rule, applied in applies.items() if applied}

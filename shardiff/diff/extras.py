@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from shardiff.diff.alignment import Match
-from shardiff.diff.atoms import Atom, agree, by_compiler, kind_of, rides_in_a_loop, same_ranks, same_work
+from shardiff.diff.atoms import Atom, agree, by_compiler, kind_of, overlooked, rides_in_a_loop, same_ranks, same_work
 
 REMATERIALIZED = ("rematted_computation", "checkpoint", "remat")
 
@@ -19,10 +20,9 @@ def extras(found: Match) -> None:
         repeated(found, side, "gathered_again" if side else "kept", is_gather)
         repeated(found, side, "recomputed" if side else "kept", is_recomputed)
         one_by_one(found, side)
-    for side in (1, 0):
-        weights(found, side)
-        tokens(found, side)
-        resharded(found, side)
+    for explained in (weights, tokens, resharded):
+        for side in (1, 0):
+            explained(found, side)
 
 
 def alike(a: Atom, b: Atom) -> bool:
@@ -41,26 +41,61 @@ def by_amount(of: Iterable[Atom]) -> dict[tuple[str, int], list[Atom]]:
 
 def explain(found: Match, extra: Atom, by: Atom, rule: str) -> None:
     """All that is left of `extra` is explained by another atom, in whose row it comes to stand."""
-    rules = {rule, *(["dtype"] if extra.dtype != by.dtype else [])}
+    rules = {rule} | (overlooked(extra, by) - {"moved"})
     found.link([(extra, extra.left)], (), extra=True)
     found.join([extra, by], rules)
 
 
 def ticks(found: Match, side: int) -> None:
-    """Executions of a pipeline's loop in the ticks of the bubble, or in every tick for what is needed once."""
-    loops = [a for a in found.sides[side] if a.op == "collective_permute"]
-    trips = {a.record.times: len(stages(a)) for a in loops if a.record.times > 1}
-    for extra in found.open(side):
-        if not extra.matched:
+    """What a pipeline runs in the ticks of the bubble too, or in every tick where it is needed once."""
+    for extra in found.open(side, "collective_permute"):
+        if extra.matched and extra.record.times > 1:
+            found.link([(extra, extra.left)], ["bubble_ticks"], extra=True)
+    shape = pipeline(found)
+    if shape is None:
+        return
+    count, microbatches = shape
+    groups: dict[tuple[Any, ...], list[Atom]] = defaultdict(list)
+    for atom in found.sides[side]:
+        groups[atom.op, atom.elements, kind_of(atom.dtype), atom.ranks, atom.record.phase].append(atom)
+    for group in groups.values():
+        needed, run = sum(a.matched for a in group), sum(a.record.times for a in group)
+        left, matched = [a for a in group if a.left], [a for a in group if a.matched]
+        if not left or not matched or group[0].op == "collective_permute":
             continue
-        times, bubble = extra.record.times, trips.get(extra.record.times, 0) - 1
-        if extra.op == "collective_permute" and times > 1:
+        if run * microbatches <= needed * count:
             rule = "bubble_ticks"
-        elif times in trips and rides_in_a_loop(extra.record) and extra.left in (bubble, times - 1):
-            rule = "bubble_ticks" if extra.left == bubble and extra.matched > 1 else "reduced_every_tick"
+        elif run == needed * count and all(rides_in_a_loop(a.record) for a in group):
+            rule = "reduced_every_tick"
         else:
             continue
-        found.link([(extra, extra.left)], [rule], extra=True)
+        for extra in left:
+            explain(found, extra, extra if extra.matched else matched[0], rule)
+    for extra in found.open(side, "all_reduce"):  # the shares of all ticks in one call
+        for whole in found.open(1 - side, "all_reduce"):
+            same = kind_of(extra.dtype) == kind_of(whole.dtype) and same_work(extra, whole) and same_ranks(extra, whole)
+            if same and extra.left and extra.elements == whole.elements * count and extra.record.computation:
+                left, right = (whole, extra) if side else (extra, whole)
+                found.pair([left], [right], ["reduced_every_tick"])
+
+
+def pipeline(found: Match) -> tuple[int, int] | None:
+    """(ticks, microbatches) of a pipeline, by the permutes between its stages; None where there is none.
+
+    p stages run m microbatches in m + p - 1 ticks. A loop permutes in all of them, separate calls in all but the last.
+    """
+    for side in (0, 1):
+        phases: dict[str, list[Atom]] = defaultdict(list)
+        for atom in found.sides[side]:
+            if atom.op == "collective_permute":
+                phases[atom.record.phase].append(atom)
+        for permutes in phases.values():
+            num_stages = max(len(stages(atom)) for atom in permutes)
+            looped = [atom.record.times for atom in permutes if rides_in_a_loop(atom.record)]
+            count = max(looped) if looped else sum(atom.record.times for atom in permutes) + 1
+            if num_stages > 1 and count - num_stages + 1 >= 1:
+                return count, count - num_stages + 1
+    return None
 
 
 def stages(permute: Atom) -> set[int]:
@@ -132,7 +167,7 @@ def row_of(found: Match, of: list[Atom], rule: str) -> None:
 
 def weights(found: Match, side: int) -> None:
     """Weights that one side gathers, and whose gradients it scatters, where the other exchanges activations."""
-    gathers = [a for a in found.open(side, "all_gather") if a.moves == "parameter" and a.record.computation is not None]
+    gathers = [a for a in found.open(side, "all_gather") if a.moves == "parameter"]
     for first in gathers:
         if not first.left:
             continue
@@ -150,7 +185,7 @@ def weights(found: Match, side: int) -> None:
             for a in found.open(1 - side, op)
             if same_ranks(a, first) and a.moves not in ("parameter", "gradient")
         ]
-        if theirs:
+        if theirs and (first.record.computation is not None or any(by_compiler(a.record) for a in theirs)):
             row_of(found, [*mine, *scattered, *theirs], "weight_gathered")
 
 

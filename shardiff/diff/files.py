@@ -6,15 +6,15 @@ from pathlib import Path
 
 from shardiff.mesh import Mesh
 from shardiff.program import Program
-from shardiff.record import Record
 from shardiff.system.inputs import NotJson, read_json
 
 
 def read_program(path: Path, mesh: Mesh | None = None) -> Program:
-    """The program in an output of `shardiff trace --json` or `shardiff hlo --json`, labelled by the file's name.
+    """The program in an output of `shardiff trace`, `compile` or `hlo` with --json, labelled by the file's name.
 
-    mesh: its ranks on named axes, where the caller knows them. Raises ValueError, one line that names the file, for
-    anything else.
+    mesh: its ranks on named axes, where the caller knows them better.
+
+    Raises ValueError, one line that names the file, for anything else.
     """
     try:
         data = read_json(path)
@@ -23,6 +23,7 @@ def read_program(path: Path, mesh: Mesh | None = None) -> Program:
     if not isinstance(data, dict) or not isinstance(data.get("records"), list):
         raise ValueError(f"{path}: has no records; give an output of shardiff trace or hlo --json")
     try:
-        return Program(tuple(map(Record.from_json, data["records"])), path.name, mesh)
+        program = Program.from_json(data)
+        return Program(program.records, path.name, mesh or program.mesh, program.memory, program.segments)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -40,6 +40,9 @@ def rewrites(found: Match, sense: Sense) -> None:
             one_to_one(found, sense, rewrite)
             sums(found, sense, rewrite)
             regrouped(found, sense, rewrite)
+    for side in (0, 1):
+        if "reduce_scatter" in ops[side] and "all_reduce" in ops[1 - side]:
+            sums_over_axes(found, sense, side)
 
 
 def take(
@@ -150,6 +153,51 @@ def reduced_whole(found: Match, sense: Sense, side: int) -> None:
             whole = take(found, 1 - side, "all_reduce", sense.amount(shard) * size, sense, over_same, shard)
             if whole and of_other_axes:
                 pair(found, side, [shard], whole, ["reduced_before_scattered"])
+
+
+def sums_over_axes(found: Match, sense: Sense, side: int) -> None:
+    """All open reduce_scatters of `side` with the all_reduces of their shards, for which a mix of sums stands.
+
+    What is a flat bucket on one side, weight and bias together, may be a reduce_scatter for the weight and an
+    all_reduce for the bias on the other. The sizes of the wholes, and of the shards, must add up.
+    """
+    mine = defaultdict(list)
+    for atom in found.open(side, "reduce_scatter"):
+        mine[sense.kind(atom), atom.ranks, atom.record.group_size].append(atom)
+    for (kind, ranks, size), scattered in mine.items():
+        shards: dict[tuple[Any, int | None], list[Atom]] = defaultdict(list)
+        there: dict[tuple[str, Any, int | None], list[Atom]] = defaultdict(list)
+        for atom in found.open(side, "all_reduce"):
+            if sense.kind(atom) == kind and same_work(atom, scattered[0]):
+                shards[atom.ranks, atom.record.group_size].append(atom)
+        for atom in (*found.open(1 - side, "all_reduce"), *found.open(1 - side, "reduce_scatter")):
+            if sense.kind(atom) == kind and same_work(atom, scattered[0]):
+                there[atom.op, atom.ranks, atom.record.group_size].append(atom)
+
+        def total(of: Sequence[Atom]) -> int:
+            return sum(atom.left * sense.amount(atom) for atom in of)
+
+        same, unfused = there["reduce_scatter", ranks, size], there["all_reduce", ranks, size]
+        for outer, outer_size in [(None, 1), *shards]:
+            if (outer, outer_size) == (ranks, size) or not scattered[0].left or not size:
+                continue
+            of_shards = shards.get((outer, outer_size), []) if outer_size != 1 else []
+            reduced = there.get(("all_reduce", outer, outer_size), []) if of_shards else []
+            both = [
+                atom
+                for (op, among, count), some in there.items()
+                if op == "all_reduce" and of_shards and is_product(among, [ranks, outer], [count, size, outer_size])
+                for atom in some
+            ]
+            wholes = total(scattered) == total(same) + total(unfused) + total(both)
+            if wholes and total(of_shards) * size == total(reduced) * size + total(both) and (unfused or both):
+                used = [*scattered, *of_shards, *same, *unfused, *reduced, *both]
+                rules = ["unfused_reduce_scatter"] * bool(unfused) + ["reduced_before_scattered"] * bool(both)
+                rules = [("fused_reduce_scatter" if side and rule.startswith("unfused") else rule) for rule in rules]
+                phases, types = {a.record.phase for a in used}, {a.dtype for a in used}
+                rules += ["moved"] * (len(phases) > 1) + ["dtype"] * (len(types) > 1)
+                found.link([(atom, atom.left) for atom in used], rules)
+                break
 
 
 def rings(found: Match, sense: Sense, side: int) -> None:

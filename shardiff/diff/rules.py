@@ -33,6 +33,8 @@ WHY = {
     "averaged": "a mean is a sum, divided before or after",
     "moved": "the same data, sent in a different phase",
     "edges": "a permute along more edges in one call: no rank sends more",
+    "more_groups": "all groups of ranks along the axis take part, as every device of an SPMD program runs the same "
+    "code, where only some of them have a use for it",
     "gathered_again": "gathered a second time instead of kept since the forward pass: less memory, more bytes",
     "recomputed": "the backward pass computes a part of the forward pass again, communication included: less memory, "
     "more bytes",
@@ -41,10 +43,10 @@ WHY = {
     "same sum, for more bytes",
     "added_first": "the addends of a sum are added up on each rank before they are reduced: the same sum, for fewer "
     "bytes",
-    "bubble_ticks": "a loop communicates in every tick of a pipeline, also in those of the bubble, whose data nobody "
-    "uses",
-    "reduced_every_tick": "the sum is reduced over the ranks in every tick of a pipeline's loop, instead of once after "
-    "the last",
+    "bubble_ticks": "every stage communicates in every tick of a pipeline, also in those of the bubble, whose data "
+    "nobody uses",
+    "reduced_every_tick": "what each tick of a pipeline adds to a sum is reduced over the ranks, instead of the whole "
+    "sum once after the last tick",
     "other_ranks": "the same collective among other ranks, which is another program unless one mesh maps to the other",
 }
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardiff.tracing.calls import MESSAGES, Call
-from shardiff.tracing.libraries import leaf_of_backward, modes
+from shardiff.tracing.libraries import modes
 from shardiff.tracing.names import Names
 from shardiff.tracing.operators import OPERATORS, calls_of, is_fake, short_name, tensors_in
 from shardiff.tracing.phases import Phases
@@ -193,8 +193,6 @@ class Tracer:
         moved = self.names.moved(tensors_in(args))
         if moved is None and at.reducer and phase == "backward" and call.op == "all_reduce":
             moved = self.names.bucket(call.payload_bytes)
-        if moved is None and phase == "backward":
-            moved = self.names.gradient_of(leaf_of_backward())
         if moved is None and at.unit is not None:
             gathered = call.op == "all_gather"
             moved = ("parameter", at.unit) if gathered else ("gradient", f"gradients of {at.unit}")

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 # Functions of torch, by their qualified names, in which nothing is trained yet: what they send is set-up.
@@ -86,12 +86,13 @@ def backward_runs() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def leaf_of_backward() -> Tensor | None:
-    """The leaf whose gradient the autograd node that runs now hands over directly, if it does."""
-    node = torch._C._current_autograd_node() if backward_runs() else None
-    functions = node.next_functions if node is not None else ()
-    leaves = (getattr(function, "variable", None) for function, _ in functions)
-    return next((leaf for leaf in leaves if leaf is not None), None)
+def next_leaves() -> list[torch.Tensor]:
+    """The parameters whose gradients the node of autograd that runs now hands over, as a Function around a parameter
+    does; empty outside of its engine."""
+    find: Any = getattr(torch._C, "_current_autograd_node", None)
+    node = find() if find and backward_runs() else None
+    variables = (getattr(after, "variable", None) for after, _ in (node.next_functions if node is not None else ()))
+    return [variable for variable in variables if variable is not None]
 
 
 def modes() -> list[TorchDispatchMode]:

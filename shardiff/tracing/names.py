@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardiff.tracing.libraries import ddp_buckets, is_ddp
+from shardiff.tracing.libraries import ddp_buckets, is_ddp, next_leaves
 from shardiff.tracing.where import user_file
 
 NO_NAMES = ("undefined", "default_pg", "mesh_default", "")
@@ -68,7 +68,9 @@ class Names:
         for kind, whose in found.items():
             if whose:
                 return gradients(whose) if kind else ("parameter", listed(whose))
-        return None
+        leaves = {id(leaf) for leaf in next_leaves()} if self.params else ()
+        handed = [name for name, p in self.params.items() if id(p) in leaves]
+        return gradients(handed) if handed else None
 
     def bucket(self, payload_bytes: int) -> Moved | None:
         """The gradients in a bucket of this size, of a DistributedDataParallel that sends it now."""
@@ -79,11 +81,6 @@ class Names:
                 self.sent[payload_bytes] = number + 1
                 return gradients(fitting[number % len(fitting)])
         return None
-
-    def gradient_of(self, leaf: Tensor | None) -> Moved | None:
-        """The gradient of a parameter that a function of the user's communicates before autograd accumulates it."""
-        names = [name for name, p in self.params.items() if p is leaf]
-        return gradients(names) if names else None
 
     def note_buckets(self, module: nn.Module) -> None:
         """Of a DistributedDataParallel whose forward pass has ended: in its backward pass they cannot be asked for."""

@@ -199,7 +199,7 @@ def test_two_files_are_compared(output, tmp_path, capsys):
         (["diff", "tensor_parallel", "--picture", "x.pdf"], "the picture must be a .png file in an existing folder"),
         (["diff", "a", "b", "c"], "unknown strategy 'a'; known: data_parallel, "),
         (["diff", "nowhere.json", "nowhere.json"], "nowhere.json: no such file"),
-        (["diff", __file__, __file__], "give the JSON of one program, as shardiff trace or hlo print with --json"),
+        (["diff", "Makefile", "Makefile"], "Makefile: "),
     ],
 )
 def test_a_wrong_input_is_one_line_and_status_2(arguments, message, capsys):

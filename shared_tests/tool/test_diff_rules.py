@@ -12,6 +12,7 @@ from shardiff.record import Executions, Part, Record, step_bytes
 from shared_tests.tool.test_comm_diff import looped, only_row, permute, rec
 
 PP = [(0, 1), (1, 2), (2, 3)]
+FOURS = ((0, 1, 2, 3), (4, 5, 6, 7))
 DP, TP, BOTH = ((0, 2), (1, 3)), ((0, 1), (2, 3)), ((0, 1, 2, 3),)
 
 
@@ -181,6 +182,21 @@ EXPLAINED = {
         [over("reduce_scatter", 64, TP), over("all_reduce", 32, DP)],
         [over("all_reduce", 64, BOTH)],
     ),
+    "buckets of weight and bias, of which the bias is reduced over both axes": (
+        {"unfused_reduce_scatter", "reduced_before_scattered"},
+        [*[over("reduce_scatter", 80, TP)] * 2, *[over("all_reduce", 40, DP)] * 2],
+        [over("all_reduce", 128, TP), over("all_reduce", 64, DP), over("all_reduce", 32, BOTH)],
+    ),
+    "buckets of weight and bias, of which the bias is not scattered": (
+        {"unfused_reduce_scatter"},
+        [over("reduce_scatter", 80, TP)] * 2,
+        [over("reduce_scatter", 128, TP), over("all_reduce", 32, TP)],
+    ),
+    "more groups": (
+        {"more_groups"},
+        [over("all_reduce", 64, ((2, 3),))],
+        [replace(over("all_reduce", 64, TP), computation="main")],
+    ),
     "a ring for a gather": (
         {"ring"},
         [over("all_gather", 64, BOTH)],
@@ -243,7 +259,10 @@ LOOKS_ALIKE = {
         [rec("all_reduce", 64)],
     ),
     "a gather before the scattered sum": ([rec("all_gather", 64), rec("reduce_scatter", 64)], [rec("all_reduce", 64)]),
-    "halves in two phases": ([rec("reduce_scatter", 64), rec("all_gather", 64, "update")], [rec("all_reduce", 64)]),
+    "halves in two phases": (
+        [rec("reduce_scatter", 64), rec("all_gather", 64, "update")],
+        [rec("all_reduce", 64, "forward")],
+    ),
     "a gathered parameter is no half": (
         [rec("reduce_scatter", 64), rec("all_gather", 64, moves="parameter")],
         [rec("all_reduce", 64)],
@@ -275,10 +294,18 @@ LOOKS_ALIKE = {
         [rec("all_reduce", 64, "forward")],
         [rec("all_reduce", 64, "forward"), rec("all_reduce", 64, "backward", source="a.py:2")],
     ),
+    "more groups than another program that is not compiled": (
+        [over("all_reduce", 64, ((2, 3),))],
+        [over("all_reduce", 64, TP)],
+    ),
+    "buckets whose shards do not add up": (
+        [over("reduce_scatter", 80, TP), over("all_reduce", 40, DP)],
+        [over("all_reduce", 64, TP), over("all_reduce", 28, DP), over("all_reduce", 16, BOTH)],
+    ),
     "two sums over one axis": ([over("all_reduce", 4, TP)] * 2, [over("all_reduce", 4, BOTH)]),
     "axes that do not multiply": (
-        [over("all_reduce", 4, TP), over("all_reduce", 4, ((0, 1), (3, 2)))],
-        [over("all_reduce", 4, BOTH)],
+        [over("all_reduce", 4, FOURS), over("all_reduce", 4, ((0, 1), (2, 3), (4, 5), (6, 7)))],
+        [over("all_reduce", 4, (tuple(range(8)),))],
     ),
     "a shard of another size": (
         [over("reduce_scatter", 64, TP), over("all_reduce", 16, DP)],
@@ -288,7 +315,7 @@ LOOKS_ALIKE = {
         [over("all_gather", 64, BOTH)],
         [permute(16, [(0, 1), (1, 2), (2, 3), (3, 0)], "backward")] * 2,
     ),
-    "a ring over other ranks": ([over("all_gather", 64, TP)], [permute(32, [(0, 2), (2, 0)], "backward")]),
+    "a ring over other ranks": ([over("all_gather", 64, FOURS)], [permute(16, [(0, 4), (4, 0)], "backward")] * 3),
     "an exchange with more than one peer": (
         [over("all_to_all", 64, BOTH)],
         [permute(32, [(0, 1), (1, 0), (2, 3), (3, 2)], "backward")],
@@ -328,9 +355,15 @@ def test_what_every_tick_of_a_pipeline_repeats_is_told_from_what_it_needs():
     activations = [rec("all_reduce", 64, "forward")] * 3
     (row,) = [row for row in align(activations, [ring, looped(rec("all_reduce", 64, "forward"), 6)]) if row.left]
     assert row.rules == ("loop", "bubble_ticks") and row.bytes["right"] == 2 * row.bytes["left"]
+    several = [rec("all_reduce", 64, "forward")] * 6  # two in each tick, in a program without a loop
+    rows = align([*several, *[permute(8, PP)] * 5], [*several * 2, *[permute(8, PP)] * 5])
+    assert {row.rules for row in rows} == {(), ("bubble_ticks",)} and not unexplained(rows)
     gradient = rec("all_reduce", 400)
     (row,) = [row for row in align([gradient], [ring, looped(gradient, 6)]) if row.left]
     assert row.rules == ("loop", "reduced_every_tick") and row.bytes["right"] == 6 * row.bytes["left"]
+    stacked = replace(rec("all_reduce", 24), computation="main")  # the loss of every tick in one call
+    (row,) = [row for row in align([rec("all_reduce", 4)], [ring, stacked]) if row.left]
+    assert row.rules == ("reduced_every_tick",) and row.bytes["right"] == 6 * row.bytes["left"]
 
 
 def test_a_conflict_of_layouts_is_told_by_what_a_compiler_moves_for_it():
