@@ -225,3 +225,12 @@ def test_missing_evidence_is_a_failure():
     got.shards[1]["w3"] = replace(got.shards[1]["w3"], digests=("a", "b", "c"), dtype="bfloat16")
     # of wrong shards the first is told; replicas are compared as far as they are there
     assert failures(run, got) == (held, "replicas: w3 differs between ranks 0 and 1 after 0 steps")
+
+
+def test_float32_is_also_allowed_twice_the_error_of_a_single_device_where_that_is_larger():
+    own = dict.fromkeys(CLAIMS, 3e-5) | {"loss": 1e-7, "gradients": 1.0, "parameters": math.nan}
+    bounds = limits("float32", own)
+    assert bounds["optimizer state"] == 6e-5 and bounds["loss"] == 1e-5, "never less than without"
+    assert bounds["gradients"] == 1e-3, "a single device that is lost excuses nothing"
+    assert math.isnan(bounds["parameters"]) and limits("float32") == dict.fromkeys(CLAIMS, 1e-5)
+    assert limits("float64", own) == dict.fromkeys(CLAIMS, 1e-12)
