@@ -1,10 +1,11 @@
-# `make demo` or `make test` alone does everything on a fresh machine: each makes .venv first.
+# On a fresh machine `make demo` or `make test` alone is enough: every target that needs .venv makes it first.
+# CONTRIBUTING.md describes the targets. PYTHON and EXTRAS choose the interpreter and what is installed.
 PYTHON ?= python3
 EXTRAS ?= compilers,dev
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRAS)
 
-.PHONY: install demo test coverage faults fuzz long gpu wheels lint format mutants mutation clean
+.PHONY: install demo test coverage faults fuzz long realprograms gpu wheels lint format mutants mutation clean
 
 install: $(STAMP)
 	@:
@@ -34,6 +35,10 @@ fuzz: install
 
 long: install
 	@$(BIN)/python -m shared_tests.proof.long_runs
+
+realprograms: install
+	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[realprograms]"
+	@$(BIN)/python -m shared_tests.tool.realprograms
 
 # With the python that is there, and no network: DEVICE=cpu rehearses it, WHEELS=DIR holds packages that are missing.
 DEVICE ?= cuda

@@ -111,7 +111,11 @@ def rows(runs: Sequence[Run], timeout: float, starting: Callable[[Run], None] = 
             own = None
             if run.problem.dtype == "bfloat16":
                 own = _once(owns, single_device(run, run.implementation, "bfloat16"), execute)
-            yield Row(run, prove(run, got, want, own))
+            proof = prove(run, got, want, own)
+            if run.problem.dtype == "float32" and not proof.passed and run.strategies:  # rounding, or a mistake?
+                alone = _once(owns, single_device(run, run.implementation, "float32"), execute)
+                proof = prove(run, got, want, alone)
+            yield Row(run, proof)
 
 
 def single_device(run: Run, implementation: str, dtype: str) -> Run:

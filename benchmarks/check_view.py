@@ -60,10 +60,12 @@ def summary(checked: Sequence[Row]) -> list[str]:
 
 
 def setting(checked: Sequence[Row]) -> str:
-    """What all runs of a check have in common."""
+    """The settings that all runs of a check share."""
     runs = [row.run for row in checked]
     problem = runs[0].problem
     shared = [f"batch {problem.batch}", f"width {problem.width}", f"{problem.layers} layers", f"{runs[0].steps} steps"]
     for values in ({run.problem.dtype for run in runs}, {run.optimizer for run in runs}):
         shared += values if len(values) == 1 else []
+    if not any("pipeline_parallel" in run.strategies for run in runs):
+        return ", ".join(shared)
     return f"{', '.join(shared)}; pipeline_parallel in {runs[0].microbatches} microbatches"

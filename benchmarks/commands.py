@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -139,8 +140,8 @@ def diff(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="STRATEGY... | A.json B.json",
-            help="Strategies, or two files that trace or hlo printed with --json.",
+            metavar="STRATEGY... | LEFT RIGHT",
+            help="Strategies; or two programs, each a .json of shardiff's, HLO text, FILE.py:FUNCTION, or SCRIPT.py.",
         ),
     ] = None,
     target: Annotated[
@@ -158,6 +159,24 @@ def diff(
         typer.Option(
             metavar="AXIS=N,...",
             help="Axes of one mesh, outermost first, such as dp=2,tp=4. The strategies are those of the axes.",
+        ),
+    ] = None,
+    left_target: Annotated[str | None, typer.Option(metavar="NAME:SIZE", help="Of LEFT, a FILE.py:FUNCTION.")] = None,
+    right_target: Annotated[str | None, typer.Option(metavar="NAME:SIZE", help="Of RIGHT.")] = None,
+    nproc: Annotated[int | None, typer.Option(metavar="N", help="Processes of a SCRIPT.py that is traced.")] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="Which training step of a traced run; the last by default. 0: all of it."),
+    ] = None,
+    left_mesh: Annotated[
+        str | None,
+        typer.Option(metavar="AXIS=N,...", help="Mesh of the ranks of LEFT, outermost axis first: dp=2,tp=4."),
+    ] = None,
+    right_mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXIS=N,...",
+            help="Mesh of the ranks of RIGHT. With both meshes, axes of the same name are the same ranks.",
         ),
     ] = None,
     precision: Annotated[
@@ -191,7 +210,7 @@ def diff(
     from benchmarks import memory_limit
     from contract.problem import Problem
     from contract.strategy import STRATEGIES
-    from shardiff.diff import files
+    from shardiff.cli import diff as of_programs
     from shardiff.system import environment, memory
     from shardiff.system.files import check_path
 
@@ -202,10 +221,21 @@ def diff(
         what = what or []
         if not what and mesh is None:
             raise ValueError("give a strategy, a --mesh, or two files")
-        if len(what) == 2 and not set(what) & set(STRATEGIES):
-            raise typer.Exit(files.show_files(Path(what[0]), Path(what[1]), fail_on, json))
-        check_path("picture", picture, ".png")
         problem = Problem(batch, width, layers, dtype)
+        if len(what) == 2 and not set(what) <= set(STRATEGIES):
+            first = target[0] if target else None
+            targets, meshes = (left_target or first, right_target or first), (left_mesh or mesh, right_mesh or mesh)
+            made: dict[str, Any] = {}
+            for word, axes in zip(what, meshes, strict=True):
+                if word in STRATEGIES:
+                    ranks = None if axes else degree or nproc
+                    ((run, _),) = diffing.plan([word], implementation, ranks, axes, (), problem, microbatches)
+                    made[word] = functools.partial(diffing.written, run, timeout)
+            pair = of_programs.plan(what, targets, meshes, nproc, step, fail_on, made)
+            raise typer.Exit(of_programs.run(pair, bool(left_mesh and right_mesh), fail_on, json))
+        if left_mesh or right_mesh or left_target or right_target or nproc is not None or step is not None:
+            raise ValueError("--left-..., --right-..., --nproc and --step are for two programs that are no strategies")
+        check_path("picture", picture, ".png")
         check_timeout(timeout)
         pairs = diffing.plan(what, implementation, degree, mesh, target or (), problem, microbatches)
         memory.require(memory_limit.of_diff([run for run, _ in pairs]), memory_limit.describe(problem))
@@ -230,18 +260,17 @@ def answer_diff(
     import json
 
     from benchmarks import diff_strategies, diff_view, terminal
-    from shardiff.diff.files import fails
 
     with terminal.progress() as update:
         diffs = diff_strategies.compute(pairs, precision, lambda text: update(description=text), timeout)
-    for diff in diffs:
+    for one in diffs:
         if as_json:
-            print(json.dumps(diff.to_json()))
+            print(json.dumps(one.to_json()))
         else:
-            terminal.show(diff_view.parts(diff), width=140)
+            terminal.show(diff_view.parts(one), width=140)
     if picture is not None:
         diff_view.pictures(diffs, picture)
-    return int(any(fails(diff.rows, fail_on) for diff in diffs))
+    return int(any(one.diff.fails(fail_on) for one in diffs))
 
 
 bench = typer.Typer(

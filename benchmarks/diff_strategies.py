@@ -12,46 +12,62 @@ from typing import Any
 from contract import cost
 from contract.problem import Problem
 from contract.strategy import STRATEGIES, Run, one_axis, parse_axes
-from shardiff.diff.files import side
-from shardiff.diff.rules import Row, align, unexplained
+from shardiff.diff import Diff, diff
+from shardiff.program import Program
 from shardiff.ranks.silence import watched
 from shardiff.record import Record, totals
 
-MOST_TRACED = 16  # ranks that a laptop can run; for more, the explicit side is its closed form
+MOST_TRACED = 16  # ranks that a laptop can run; for more, what is written is told by its closed form
 
 
 @dataclass(frozen=True)
-class Diff:
-    """One strategy on one target. traced: whether `explicit` was traced in a run of as many ranks; else, the formula.
+class StrategyDiff:
+    """One strategy on one target.
 
-    memory: bytes of one device as the compiler planned them, by kind. work: what one device does beside communicating
+    diff: what is written on the left, what is derived on the right. traced: whether what is written was traced in a run
+    of as many ranks; else it is the closed form. work: what one device does beside communicating
     (`shardiff.hlo.work.Work`).
     """
 
     run: Run
     target: str
-    explicit: list[Record]
+    diff: Diff
     traced: bool
-    derived: list[Record]
     closed_form: list[Record]
-    memory: dict[str, int]
-    rows: list[Row]
     work: dict[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
         own_formula = cost.communication(self.run)
+        closed_form = {"records": [record.to_json() for record in self.closed_form], "totals": totals(self.closed_form)}
+        document = self.diff.to_json()
+        document["left"]["traced"] = self.traced
+        document["right"]["work"] = self.work
         return {
+            "schema": document.pop("schema"),
             "strategy": self.run.strategy,
             "implementation": self.run.implementation,
             "target": self.target,
             "mesh": dict(self.run.mesh.axes),
-            "explicit": {**side(self.explicit), "traced": self.traced},
-            "derived": {**side(self.derived), "memory": self.memory, "work": self.work},
-            "closed_form": {**side(self.closed_form), "implementation_totals": totals(own_formula)},
-            "rows": [row.to_json() for row in self.rows],
-            "unexplained": unexplained(self.rows),
+            **document,
+            "closed_form": {**closed_form, "implementation_totals": totals(own_formula)},
         }
+
+
+def compare(
+    run: Run,
+    target: str,
+    written: Sequence[Record],
+    derived: Sequence[Record],
+    traced: bool = True,
+    memory: dict[str, int] | None = None,
+    work: dict[str, int] | None = None,
+) -> StrategyDiff:
+    """The diff of what is written with what is derived, with the closed form beside it."""
+    mesh = run.mesh
+    sides = Program(tuple(written), "written", mesh), Program(tuple(derived), "derived", mesh, memory or {})
+    closed_form = cost.communication(replace(run, implementation="torch"))
+    return StrategyDiff(run, target, diff(*sides), traced, closed_form, work)
 
 
 def compute(
@@ -59,7 +75,7 @@ def compute(
     precision: str = "default",
     progress: Callable[[str], None] = lambda _: None,
     timeout: float = 30,
-) -> list[Diff]:
+) -> list[StrategyDiff]:
     """The diffs of these (run, target) pairs, in their order. Compiles while it traces.
 
     timeout: seconds of silence after which a rank, or the compiler, is stuck.
@@ -82,23 +98,21 @@ def compute(
     diffs = []
     for (run, target), result in zip(runs, compiled, strict=True):
         written = replace(run, implementation="torch")
-        closed_form = cost.communication(written)
-        explicit = traced.get(written, closed_form)
-        derived = run.mesh.named(hlo.read(result.hlo).records)
-        diffs.append(
-            Diff(
-                run,
-                str(target),
-                explicit,
-                written in traced,
-                derived,
-                closed_form,
-                asdict(result.memory),
-                align(explicit, derived),
-                asdict(work(result.hlo)),
-            )
-        )
+        records = traced.get(written) or cost.communication(written)
+        derived, memory = hlo.read(result.hlo).records, asdict(result.memory)
+        told = written in traced, memory, asdict(work(result.hlo))
+        diffs.append(compare(run, str(target), records, derived, *told))
     return diffs
+
+
+def written(run: Run, timeout: float = 30) -> Program:
+    """What the torch implementation of a run communicates: traced, or beyond MOST_TRACED ranks its closed form."""
+    run = replace(run, implementation="torch")
+    if run.world_size <= MOST_TRACED:
+        records = trace_all([run], lambda _: None, timeout)[run]
+    else:
+        records = cost.communication(run)
+    return Program(tuple(records), f"{run.strategy} on {run.world_size} ranks", run.mesh)
 
 
 def trace_all(runs: Sequence[Run], progress: Callable[[str], None], timeout: float = 30) -> dict[Run, list[Record]]:

@@ -7,27 +7,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import terminal
-from benchmarks.diff_strategies import Diff
+from benchmarks.diff_strategies import StrategyDiff
 from contract.strategy import Run
-from shardiff.diff.rules import step_bytes
-from shardiff.diff.view import COLOURS, OTHER, render, rule_notes
-from shardiff.record import PHASES, Record, totals
+from shardiff.diff.view import COLOURS, OTHER, notes, table
+from shardiff.record import PHASES, Record, step_bytes, totals
 from shardiff.system.files import save
 from shardiff.system.words import size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+SIDES = ("written", "derived")
 
-def parts(diff: Diff) -> Iterator[RenderableType]:
+
+def parts(one: StrategyDiff) -> Iterator[RenderableType]:
     """All that is printed: the rows in phases, the three columns of totals, a sentence for each rule."""
     from rich.text import Text
 
-    run = diff.run
-    yield Text(f"{run.strategy}, {run.implementation}, for {diff.target} ({run.mesh}): {sizes(run)}", style="bold")
-    yield from render(diff.explicit, diff.derived, diff.rows, "written", "derived")
-    yield totals_table(diff)
-    yield notes(diff)
+    run = one.run
+    yield Text(f"{run.strategy}, {run.implementation}, for {one.target} ({run.mesh}): {sizes(run)}", style="bold")
+    yield table(one.diff.rows, SIDES)
+    yield totals_table(one)
+    yield sentences(one)
     yield ""
 
 
@@ -37,32 +38,46 @@ def sizes(run: Run) -> str:
     return f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {problem.dtype}"
 
 
-def totals_table(diff: Diff) -> RenderableType:
+def pictures(diffs: Sequence[StrategyDiff], path: Path) -> None:
+    """A picture for each strategy, whose name is added to that of the file where there are several."""
+    strategies = list(dict.fromkeys(one.run.strategy for one in diffs))
+    for strategy in strategies:
+        mine = [one for one in diffs if one.run.strategy == strategy]
+        name = strategy.replace(" ", "")
+        picture(mine, path.with_stem(f"{path.stem}_{name}") if len(strategies) > 1 else path)
+
+
+def totals_table(one: StrategyDiff) -> RenderableType:
     """Calls, payload and wire bytes of a rank in a step: traced, derived and by the closed form, with ratios to it."""
     numbers = ["calls", "payload", "wire bytes", "of closed form"]
-    table = terminal.table(["one rank, one step"], numbers, gap=2)
-    formula = step_bytes(diff.closed_form)
-    written = "written, traced" if diff.traced else "written, closed form (too many ranks to run here)"
-    columns = ((written, diff.explicit), ("derived, compiled", diff.derived), ("closed form", diff.closed_form))
+    result = terminal.table(["one rank, one step"], numbers, gap=2)
+    formula = step_bytes(one.closed_form)
+    written = "written, traced" if one.traced else "written, closed form (too many ranks to run here)"
+    columns: tuple[tuple[str, Sequence[Record]], ...] = (
+        (written, one.diff.left.records),
+        ("derived, compiled", one.diff.right.records),
+        ("closed form", one.closed_form),
+    )
     for name, records in columns:
         sums = totals(records)
         cells = [str(sums["calls"]["max"] if sums["calls"]["max"] is not None else "?")]
         cells += [size(sums[key]["max"] or sums[key]["min"]) for key in ("payload_bytes", "wire_bytes")]
-        table.add_row(name, *cells, f"{step_bytes(records) / formula:.2f}" if formula else "-")
-    return table
+        result.add_row(name, *cells, f"{step_bytes(records) / formula:.2f}" if formula else "-")
+    return result
 
 
-def notes(diff: Diff) -> str:
+def sentences(one: StrategyDiff) -> str:
     """The sentences of the rules, and memory and work of a device."""
-    parts = ", ".join(f"{name.replace('_', ' ')} {size(count)}" for name, count in diff.memory.items() if count)
-    return f"{rule_notes(diff.rows, diff.explicit, diff.derived)}\nmemory of a device: {parts}{work(diff)}".lstrip()
+    memory = one.diff.right.memory.items()
+    parts = ", ".join(f"{name.replace('_', ' ')} {size(count)}" for name, count in memory if count)
+    return f"{notes(one.diff.rows, SIDES)}\nmemory of a device: {parts}{work(one)}".lstrip()
 
 
-def work(diff: Diff) -> str:
+def work(one: StrategyDiff) -> str:
     """What a device computes and moves besides communicating, in a line of its own; "" if it is not known."""
-    if not diff.work:
+    if not one.work:
         return ""
-    w = diff.work
+    w = one.work
     kinds = (
         ("product", "products", f"{w['flops'] / 1e9:.3g} GFLOP"),
         ("transpose", "transposes", size(w["transposed_bytes"])),
@@ -72,25 +87,17 @@ def work(diff: Diff) -> str:
     return f"\nwork of a device: {', '.join(parts)}" if parts else ""
 
 
-def pictures(diffs: Sequence[Diff], path: Path) -> None:
-    """A picture for each strategy, whose name is added to that of the file where there are several."""
-    strategies = list(dict.fromkeys(diff.run.strategy for diff in diffs))
-    for strategy in strategies:
-        mine = [diff for diff in diffs if diff.run.strategy == strategy]
-        picture(mine, path.with_stem(f"{path.stem}_{strategy}") if len(strategies) > 1 else path)
-
-
-def picture(diffs: Sequence[Diff], path: Path) -> None:
+def picture(diffs: Sequence[StrategyDiff], path: Path) -> None:
     """Wire bytes of a rank in one step, as written and as derived for each target, by collective: a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
     from matplotlib.ticker import FuncFormatter
 
-    bars: dict[str, list[Record]] = {}
-    for diff in sorted(diffs, key=lambda diff: diff.run.world_size):
-        bars.setdefault(f"written, {diff.run.world_size} ranks", diff.explicit)
-        bars[f"derived for {diff.target}"] = diff.derived
+    bars: dict[str, Sequence[Record]] = {}
+    for one in sorted(diffs, key=lambda one: one.run.world_size):
+        bars.setdefault(f"written, {one.run.world_size} ranks", one.diff.left.records)
+        bars[f"derived for {one.target}"] = one.diff.right.records
     figure = Figure(figsize=(9, 1.7 + 0.45 * len(bars)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()

@@ -1,1 +1,1 @@
-"""What both sides must agree on: NumPy and the standard library only, neither torch nor jax."""
+"""What both frameworks share: problem, reference, layouts, closed forms. It imports neither torch nor jax."""

@@ -1,9 +1,11 @@
-"""The closed form: what each rank must communicate in one training step, derived from the sizes alone.
+"""The closed form of communication: what each rank must send in one training step, derived from the sizes alone.
 
-B batch, D width, L layers, n ranks, e bytes an element, m microbatches. The loss is a scalar of four bytes in float32
-and bfloat16 runs, eight in float64: losses are summed in float32 at least. The formula of a strategy stands in its file
-in `contract.strategies`; here the axes of a mesh are put together. The inner axes shrink what the outer ones send, and
-the outer ones what the inner ones work on.
+B is the batch, D the width, L the number of layers, n the number of ranks, e the bytes of an element, and m the number
+of microbatches. The loss is summed in float32 at least, so it is a scalar of four bytes in float32 and bfloat16 runs
+and of eight bytes in float64 runs.
+
+The formula of each strategy is in its file in `contract.strategies`; this module combines the axes of a mesh. The inner
+axes reduce what the outer ones send, and the outer axes reduce what the inner ones work on.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from shardiff.record import Executions, Record, record
 
 
 def communication(run: Run) -> list[Record]:
-    """The records of one step of `run`, those of the innermost axis first. Axes of one rank send nothing.
+    """The records of one step of `run`, those of the innermost axis first. An axis of one rank sends nothing.
 
-    The groups of an axis send at the same time, so what they send in turn is one record, whose payload is that of the
-    largest: totals over records are what the busiest rank sends. A record's `detail` names what the groups send.
+    All groups of an axis send at the same time. What they send in the same turn is one record, whose payload is that of
+    the largest group, so totals over the records are those of the busiest rank. A record's `detail` names what the
+    groups send.
     """
     return [each for axis in reversed(run.axes) if axis.size > 1 for each in _of_axis(run, axis)]
 
@@ -66,7 +69,7 @@ def _record(run: Run, axis: Axis, group: tuple[int, ...], sent: Sent) -> Record:
 
 
 def _join(a: Record, b: Record) -> Record:
-    """The same of two groups at once."""
+    """Combine the records of two groups that send at the same time."""
     details = dict.fromkeys([*(a.detail or "").split(", "), *(b.detail or "").split(", ")])
     return replace(
         max(a, b, key=lambda one: one.payload_bytes),

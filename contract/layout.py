@@ -1,4 +1,4 @@
-"""Which part of the full model each rank holds, and what it works on. Both sides are held to it."""
+"""Which part of the full model each rank holds, and what it works on. Every implementation is checked against this."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _parts(run: Run, rank: int) -> list[Part]:
 
 
 def unit_of(run: Run) -> int:
-    """How many layers stay together on a rank."""
+    """How many consecutive layers must stay on one rank."""
     return max((strategies.of(axis.strategy).UNIT for axis in run.axes), default=1)
 
 
@@ -47,7 +47,7 @@ def share(run: Run, rank: int) -> Share:
     if run.implementation == "torch":
         microbatches = tuple(split_sizes(rows, run.microbatches))
         passes = [Pass(size, not first, not first) for size in microbatches]
-    else:  # all stages run one program, in every tick, on microbatches of one size; in the first, nothing was received
+    else:  # all stages run one program in every tick, on microbatches of one size; in tick 0 nothing is received yet
         microbatches = (padded_rows(run),) * run.microbatches
         ticks = run.microbatches + stages - 1
         passes = [Pass(microbatches[0], True, (derived or 0 < tick) and stages > 1) for tick in range(ticks)]
@@ -55,12 +55,12 @@ def share(run: Run, rank: int) -> Share:
 
 
 def batch_shares(run: Run) -> int:
-    """Among how many ranks the rows of the batch are split."""
+    """The number of ranks among which the rows of the batch are split."""
     return prod(n for _, n, strategy in run.axes if sum(strategies.of(strategy).rows(n, n)) == n)
 
 
 def padded_rows(run: Run) -> int:
-    """The rows of a microbatch in JAX, where all ranks have as many: those of the largest."""
+    """The rows of a microbatch in JAX, where every rank has as many as the rank with the most."""
     rows = run.problem.batch
     for axis in run.axes:
         rows = max(strategies.of(axis.strategy).rows(rows, axis.size))
@@ -68,9 +68,10 @@ def padded_rows(run: Run) -> int:
 
 
 def kept(run: Run, rank: int) -> tuple[list[Kept], float]:
-    """Elements a row that each layer of a rank keeps for its backward pass, and those of the loss's residual.
+    """Elements per row that each layer of a rank keeps for its backward pass, and those of the loss's residual.
 
-    As a layer in the middle of the model keeps them; `contract.memory` knows the first and the last.
+    Every layer is counted as one in the middle of the model; `contract.memory` corrects for the first and the last
+    layer.
     """
     layers, residual = [Kept(run.problem.width, run.problem.width) for _ in layout(run)[rank]], float(run.problem.width)
     for axis in reversed(run.axes):
@@ -84,15 +85,15 @@ def names(part: Part) -> tuple[str, str]:
 
 
 def cut(params: Sequence[Layer], parts: Sequence[Part]) -> list[Layer]:
-    """One rank's shards of full parameters, as views."""
+    """One rank's shards of the full parameters, as views."""
     return [Layer(params[p.layer].w[p.w], params[p.layer].b[p.b]) for p in parts]
 
 
 def merge(run: Run, shards: Sequence[Sequence[Layer]]) -> list[Layer]:
-    """Full parameters from every rank's shards: the inverse of `cut` over all ranks.
+    """The full parameters, assembled from the shards of all ranks: the inverse of `cut`.
 
-    Where ranks hold replicas the lowest rank's is taken, so the others may be None; that replicas agree is for
-    `Shard.digests` to show. Raises ValueError if a shard does not have the shape that the layout gives it.
+    Where several ranks hold a replica, that of the lowest rank is taken, so the others may be None. (`Shard.digests`
+    show whether replicas agree.) Raises ValueError if a shard does not have the shape that the layout gives it.
     """
     d, dtype = run.problem.width, next(a.dtype for rank in shards for layer in rank for a in layer if a is not None)
     full = [Layer(np.full((d, d), np.nan, dtype), np.full(d, np.nan, dtype)) for _ in range(run.problem.layers)]
@@ -113,7 +114,7 @@ def merge(run: Run, shards: Sequence[Sequence[Layer]]) -> list[Layer]:
 
 
 def owned(run: Run) -> list[list[tuple[bool, bool]]]:
-    """For each rank and part, whether it is the lowest that holds (w, b): a sum over owners counts each once."""
+    """For each rank and part, whether it is the lowest rank that holds (w, b). A sum over owners counts each once."""
     seen: set[tuple[str, str]] = set()
     flags = []
     for parts in layout(run):

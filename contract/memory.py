@@ -1,14 +1,17 @@
-"""The closed form: what each rank holds in memory during a training step, derived from the sizes alone.
+"""The closed form of memory: what each rank holds during a training step, derived from the sizes alone.
 
-B batch, D width, L layers, n ranks, e bytes an element, c bytes an element of the loss's dtype (4; 8 in float64).
+B is the batch, D the width, L the number of layers, n the number of ranks, e the bytes of an element, and c the bytes
+of an element of the loss's dtype (4, or 8 in float64).
 
-Parameters P are the shards of `contract.layout`; gradients are as large; the optimizer's state is P for SGD with
-momentum and 2 P for AdamW (Kingma and Ba, 1412.6980: two moments). All are in the problem's dtype: ZeRO's accounting
-(Rajbhandari et al., 1910.02054, section 3.1) without the float32 copies. Step counters, a few bytes, are left out.
+The parameters P are the shards of `contract.layout`, and the gradients are as large. The optimizer's state is P for SGD
+with momentum and 2 P for AdamW, which keeps two moments (Kingma and Ba, 1412.6980). All of them have the problem's
+dtype: this is the accounting of ZeRO (Rajbhandari et al., 1910.02054, section 3.1) without the float32 copies. Step
+counters take a few bytes and are not counted.
 
-Activations are what the backward pass needs besides parameters and batch, at the end of the forward pass: of each layer
-its input (for dW = X^T dZ) and its pre-activation Z (for gelu'), and of the loss the residual (Korthikanti et al.,
-2205.05198, count in the same way). That is what autograd keeps in `torch_impl`; XLA may keep less and compute it again.
+Activations are what the backward pass needs besides parameters and batch, at the end of the forward pass: for each
+layer its input (for dW = X^T dZ) and its pre-activation Z (for gelu'), and for the loss the residual (Korthikanti et
+al., 2205.05198, count in the same way). This is what autograd keeps in `torch_impl`; XLA may keep less and recompute
+it.
 """
 
 from __future__ import annotations
@@ -61,10 +64,10 @@ def _parameters(run: Run, rank: int) -> int:
 def activations(run: Run, rank: int) -> int:
     """Bytes that one rank keeps for the backward pass. The input of layer 0 is the batch and is not counted.
 
-    Of each of its layers, as the strategies cut them (`kept` in `contract.strategies`), for all rows that it works on:
-    single_device keeps L - 1 inputs and L pre-activations, (2 L - 1) B D e, and the residual, B D c; tensor_parallel
-    (L - 1) B D e + L B D / n e + B D / n c; megatron_tensor_parallel L B D / n e + (L - 1) B D e + B D c. The first
-    stage of a pipeline keeps no input of its first layer, and only the last one the residual.
+    Every layer counts as the strategies cut it (`kept` in `contract.strategies`), for all rows that the rank works on.
+    single_device keeps L - 1 inputs and L pre-activations, (2 L - 1) B D e, and the residual, B D c. tensor_parallel
+    keeps (L - 1) B D e + L B D / n e + B D / n c, and megatron_tensor_parallel L B D / n e + (L - 1) B D e + B D c. The
+    first stage of a pipeline does not keep the input of its first layer, and only the last stage keeps the residual.
     """
     problem, mine = run.problem, share(replace(run, implementation="torch"), rank)
     e, c, rows = BYTES[problem.dtype], BYTES[mine.loss_dtype], sum(mine.microbatches)

@@ -1,7 +1,7 @@
-"""SGD with momentum and AdamW: their hyperparameters, and their update in NumPy.
+"""SGD with momentum and AdamW: their hyperparameters, and their updates in NumPy.
 
 The conventions are those that torch.optim and optax share: Sutskever's momentum without dampening (v = mu v + g),
-decoupled weight decay (Loshchilov and Hutter, 1711.05101), epsilon outside the root (Kingma and Ba, 1412.6980).
+decoupled weight decay (Loshchilov and Hutter, 1711.05101), and epsilon outside the root (Kingma and Ba, 1412.6980).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class AdamW:
     weight_decay: float = 0.01
 
 
-SLOTS = {"sgd": ("momentum",), "adamw": ("m", "v")}  # names of the optimizer's state, each shaped as the parameters
+SLOTS = {"sgd": ("momentum",), "adamw": ("m", "v")}  # the optimizer's state; each has the parameters' shapes
 
 
 def sgd_update(p: np.ndarray, g: np.ndarray, momentum: np.ndarray, opt: Sgd) -> tuple[np.ndarray, np.ndarray]:
-    """New parameter and new momentum buffer."""
+    """The new parameter and the new momentum buffer."""
     momentum = opt.momentum * momentum + g
     return p - opt.lr * momentum, momentum
 
@@ -40,7 +40,7 @@ def sgd_update(p: np.ndarray, g: np.ndarray, momentum: np.ndarray, opt: Sgd) -> 
 def adamw_update(
     p: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, step: int, opt: AdamW
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """New parameter, first moment and second moment after step number `step`, counted from 1."""
+    """The new parameter, first moment and second moment after step number `step`, counted from 1."""
     m = opt.b1 * m + (1 - opt.b1) * g
     v = opt.b2 * v + (1 - opt.b2) * g * g
     m_hat = m / (1 - opt.b1**step)

@@ -1,7 +1,8 @@
-"""The problem: an MLP x = gelu(x @ W[l] + b[l]) and the mean squared error, with its numbers drawn in NumPy.
+"""The problem: an MLP x = gelu(x @ W[l] + b[l]) with the mean squared error, whose numbers are drawn in NumPy.
 
-Parameters are drawn once, as the full model, from a seed that does not depend on the number of ranks; every side
-slices the same arrays. A seed set anew in each shard, or a scale by 1/sqrt(local width), would make another model.
+Parameters are drawn once, as the full model, from a seed that does not depend on the number of ranks, and every
+implementation slices the same arrays. A seed set again in each shard, or a scale of 1/sqrt(local width), would make
+another model.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ BYTES = {dtype: BITS[dtype] // 8 for dtype in DTYPES}
 
 
 class Layer(NamedTuple):
-    """One layer: w[in, out] and b[out], of NumPy arrays, torch tensors or jax arrays (to jax, a pytree)."""
+    """One layer: w[in, out] and b[out], as NumPy arrays, torch tensors or JAX arrays (a pytree to JAX)."""
 
     w: Any
     b: Any
 
 
 class Batch(NamedTuple):
-    """x[B, D], y[B, D], and weight[B, 1]: the factor of a sample's squared errors in the loss.
+    """x[B, D], y[B, D], and weight[B, 1], the factor of a sample's squared errors in the loss.
 
     weight is 1 / (number of true samples * D), so that sum(weight * (out - y)^2) is the mean over the true samples
-    however they are spread over ranks; a row that only pads a shard to the common size has weight 0.
+    however they are distributed over ranks. A row that only pads a shard to the common size has weight 0.
     """
 
     x: Any
@@ -38,7 +39,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes of the lecture's MLP by default. dtype: of parameters, activations, gradients and optimizer state."""
+    """Sizes default to the lecture's MLP. dtype: of parameters, activations, gradients and optimizer state."""
 
     batch: int = 128
     width: int = 1024
@@ -47,7 +48,7 @@ class Problem:
     seed: int = 0
 
     def parameters(self) -> list[Layer]:
-        """The full model in float64: w ~ N(0, 1/D), and biases that are not zero, lest a lost one go unnoticed."""
+        """The full model in float64. w ~ N(0, 1/D); biases are not zero, so that a lost one is noticed."""
         rng = np.random.default_rng([self.seed, 0])
         d = self.width
         return [
@@ -55,14 +56,14 @@ class Problem:
         ]
 
     def data(self, step: int) -> Batch:
-        """The global batch of a training step in float64; every step has its own."""
+        """The global batch of a training step in float64. Every step has its own."""
         rng = np.random.default_rng([self.seed, 1, step])
         x, y = rng.standard_normal((2, self.batch, self.width))
         return Batch(x, y, np.full((self.batch, 1), 1 / (self.batch * self.width)))
 
 
 def split_sizes(total: int, parts: int) -> list[int]:
-    """Sizes of `parts` contiguous shares of `total`, as equal as can be, larger ones first: 10 in 4 = 3, 3, 2, 2."""
+    """Sizes of `parts` contiguous shares of `total`, as equal as possible, larger ones first: 10 in 4 = 3, 3, 2, 2."""
     return [total // parts + (i < total % parts) for i in range(parts)]
 
 
@@ -75,8 +76,8 @@ def split_slices(total: int, parts: int) -> list[slice]:
 def pad_batch(batch: Batch, parts: int) -> Batch:
     """The batch in `parts` shares of one common size, for frameworks that need equal shards.
 
-    [B, ...] -> [parts * ceil(B / parts), ...]: each share of `split_slices` is filled up with rows of zeros, whose
-    weight is 0, so loss and gradients do not change. Returned as it is where `parts` divides B.
+    [B, ...] -> [parts * ceil(B / parts), ...]: each share of `split_slices` is padded with rows of zeros, whose weight
+    is 0, so that loss and gradients do not change. If `parts` divides B, the batch is returned as it is.
     """
     rows = len(batch.x)
     if rows % parts == 0:
@@ -93,8 +94,8 @@ def pad_batch(batch: Batch, parts: int) -> Batch:
 def split_microbatches(batch: Batch, shares: int, microbatches: int) -> Batch:
     """The batch in microbatches of one size, each of `shares` equal shares: [B, ...] -> [m, shares * b, ...].
 
-    Each share of `split_slices` is split into its own microbatches, as the ranks of data_parallel split theirs; rows of
-    zeros, whose weight is 0, fill up the smaller ones.
+    Each share of `split_slices` is split into microbatches of its own, as the ranks of data_parallel split theirs.
+    Smaller microbatches are padded with rows of zeros, whose weight is 0.
     """
     rows = len(batch.x)
     size = -(-(-(-rows // shares)) // microbatches)

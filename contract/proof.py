@@ -1,8 +1,10 @@
 """What counts as equal: how far a run is from the reference, how far it may be, and what else must hold of it.
 
-A run's dtype is what bounds its error. float64 and float32: fixed limits. bfloat16 rounds so coarsely that a fixed
-limit would either reject correct runs or accept wrong ones; the limit is twice the error that the same framework makes
-in bfloat16 on a single device, where nothing is communicated; but a run that is lost altogether excuses no other.
+The limit depends on the run's dtype. float64 has a fixed limit, and so has float32 as long as rounding alone stays
+below it, which hundreds of steps need not. bfloat16 rounds so coarsely that a fixed
+limit would either reject correct runs or accept wrong ones, so the limit is twice the error that the same framework
+makes in bfloat16 on a single device, where nothing is communicated. A single-device run that has gone wrong altogether
+does not excuse another run: the limit has an upper bound.
 """
 
 from __future__ import annotations
@@ -18,15 +20,16 @@ from contract.problem import Layer
 from contract.strategy import Run, RunResult
 
 LIMITS = {"float64": 1e-12, "float32": 1e-5}
-BFLOAT16_ROUNDOFF = 2.0**-8  # 8 bits of significand: the least that two correct bfloat16 scalars may be apart
-BFLOAT16_MOST = 0.5  # rounding alone stays below: at 200 steps of AdamW its second moment is off by 0.24
+BFLOAT16_ROUNDOFF = 2.0**-8  # 8 bits of significand: two correct bfloat16 scalars may differ by this much
+FLOAT32_MOST = 1e-3  # the most that rounding of a single device excuses: after 1,000 steps of AdamW it is off by 3e-5
+BFLOAT16_MOST = 0.5  # rounding alone stays below: after 200 steps of AdamW the second moment is off by 0.24
 CLAIMS = ("loss", "gradients", "gradient norm", "parameters", "optimizer state")
 SCALARS = ("loss", "gradient norm")
 
 
 @dataclass(frozen=True)
 class Proof:
-    """errors: claim -> error, for every one of CLAIMS. failures: a line for each thing that does not hold."""
+    """errors: claim -> error, for every one of CLAIMS. failures: one line for each thing that does not hold."""
 
     errors: dict[str, float]
     failures: tuple[str, ...]
@@ -37,7 +40,10 @@ class Proof:
 
 
 def prove(run: Run, got: RunResult, want: RunResult, own: RunResult | None = None) -> Proof:
-    """Hold `got` to the reference's result `want`. own: the same framework's single-device run, for bfloat16 only."""
+    """Compare `got` with the reference's result `want`.
+
+    own: the same framework's single-device run; needed for bfloat16, and may raise a limit for float32.
+    """
     errors = distances(got, want)
     bounds = limits(run.problem.dtype, distances(own, want) if own else None)
     failures = wrong_shards(run, got) + differing_replicas(run, got)
@@ -49,9 +55,9 @@ def prove(run: Run, got: RunResult, want: RunResult, own: RunResult | None = Non
 
 
 def error(got: Sequence[Layer], want: Sequence[Layer]) -> float:
-    """||got - want|| / ||want|| in float64, over all layers as one vector.
+    """||got - want|| / ||want|| in float64, with all layers taken as one vector.
 
-    Infinite where the shapes differ, or where want is zero and got is not; NaN or infinite where got is.
+    It is infinite where the shapes differ, or where want is zero and got is not. It is NaN or infinite where got is.
     """
     if len(got) != len(want):
         return math.inf
@@ -59,7 +65,7 @@ def error(got: Sequence[Layer], want: Sequence[Layer]) -> float:
 
 
 def scalar_error(got: np.ndarray, want: np.ndarray) -> float:
-    """The largest |got - want| / |want| over the steps; infinite where their number differs."""
+    """The largest |got - want| / |want| over the steps; infinite if the number of steps differs."""
     if np.shape(got) != np.shape(want):
         return math.inf
     steps = zip(got.tolist(), want.tolist(), strict=True)
@@ -67,7 +73,7 @@ def scalar_error(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def distances(got: RunResult, want: RunResult) -> dict[str, float]:
-    """Claim -> error. The optimizer's state counts with its worst slot, lest a large one cover for a small one."""
+    """Claim -> error. The optimizer's state counts with its worst slot, so that no slot hides another."""
     slots = [error(got.optimizer_state.get(slot, []), layers) for slot, layers in want.optimizer_state.items()]
     return {
         "loss": scalar_error(got.losses, want.losses),
@@ -81,9 +87,13 @@ def distances(got: RunResult, want: RunResult) -> dict[str, float]:
 def limits(dtype: str, own: Mapping[str, float] | None = None) -> dict[str, float]:
     """Claim -> the largest error allowed. own: the errors of the single-device run, needed for bfloat16.
 
-    A scalar's own error can be almost zero by luck, so for those the limit is never less than one unit roundoff. It is
-    never more than BFLOAT16_MOST, and NaN, which nothing meets, where the single-device run's error is.
+    float32: LIMITS, or twice the single-device run's own errors where that is larger, as after hundreds of steps; at
+    most FLOAT32_MOST. bfloat16: twice the single-device run's own errors, at most BFLOAT16_MOST; a scalar's own error
+    can be almost zero by luck, so its limit is never less than one unit roundoff. Where the single-device run's error
+    is NaN the limit is NaN, which no error meets.
     """
+    if dtype == "float32" and own is not None:
+        return {claim: float(np.clip(2 * own[claim], LIMITS[dtype], FLOAT32_MOST)) for claim in CLAIMS}  # keeps NaN
     if dtype != "bfloat16":
         return dict.fromkeys(CLAIMS, LIMITS[dtype])
     if own is None:
@@ -93,11 +103,11 @@ def limits(dtype: str, own: Mapping[str, float] | None = None) -> dict[str, floa
 
 
 def worst(got: RunResult, want: RunResult, claim: str) -> str:
-    """Where a claim is furthest off: the tensor's name, or for a scalar the step."""
+    """Where a claim is furthest off: the name of the tensor, or for a scalar the step."""
     if claim in SCALARS:
         g, w = (got.losses, want.losses) if claim == "loss" else (got.grad_norms, want.grad_norms)
         if np.shape(g) != np.shape(w):
-            return f"their number, {len(g)} instead of {len(w)}"
+            return f"the number of steps, {len(g)} instead of {len(w)}"
         return f"step {np.argmax([scalar_error(g[i : i + 1], w[i : i + 1]) for i in range(len(w))])}"
     groups = {
         "gradients": {"": (got.grads, want.grads)},
@@ -107,17 +117,17 @@ def worst(got: RunResult, want: RunResult, claim: str) -> str:
     tensors = {}
     for prefix, (g, w) in groups[claim].items():
         if len(g) != len(w):
-            return f"{prefix}the layers, {len(g)} instead of {len(w)}"
+            return f"{prefix}the layers, of which there are {len(g)} instead of {len(w)}"
         for layer, pair in enumerate(zip(g, w, strict=True)):
             for kind, a, b in zip("wb", *pair, strict=True):
                 tensors[f"{prefix}{kind}{layer}"] = _error([(a, b)])
-    return list(tensors)[int(np.argmax(list(tensors.values())))]  # argmax takes the first NaN, if there is one
+    return list(tensors)[int(np.argmax(list(tensors.values())))]  # argmax returns the first NaN, if there is one
 
 
 def wrong_shards(run: Run, got: RunResult) -> list[str]:
     """Every rank must hold the parameters that the layout gives it, all of them in the run's dtype."""
     if len(got.shards) != run.world_size:
-        return [f"shards: {len(got.shards)} ranks reported theirs, not {run.world_size}"]
+        return [f"shards: {len(got.shards)} ranks reported their shards, not {run.world_size}"]
     failures = []
     for rank, parts in enumerate(layout(run)):
         held, due = got.shards[rank], {name for part in parts for name in names(part)}
@@ -135,7 +145,7 @@ def differing_replicas(run: Run, got: RunResult) -> list[str]:
     for rank, (parts, held) in enumerate(zip(layout(run), got.shards, strict=False)):
         for name, index in [pair for part in parts for pair in zip(names(part), part[1:], strict=True)]:
             if name not in held:
-                continue  # said by wrong_shards
+                continue  # wrong_shards reports it
             digests = held[name].digests
             if len(digests) != run.steps + 1:
                 return [f"replicas: {name} on rank {rank} has {len(digests)} digests, not {run.steps + 1}"]
@@ -149,7 +159,7 @@ def differing_replicas(run: Run, got: RunResult) -> list[str]:
 def _error(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
     if any(np.shape(g) != np.shape(w) for g, w in pairs):
         return math.inf
-    with np.errstate(all="ignore"):  # what overflows is an answer, infinity
+    with np.errstate(all="ignore"):  # an overflow is a valid answer: infinity
         off = math.sqrt(sum(_square(np.asarray(g, np.float64) - w) for g, w in pairs))
     return _ratio(off, math.sqrt(sum(_square(w) for _, w in pairs)))
 

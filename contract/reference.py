@@ -1,4 +1,7 @@
-"""The judge: float64 forward, hand-written backward and updates in NumPy. Finite differences judge it in turn."""
+"""The reference: forward pass, hand-written backward pass and updates in NumPy and float64.
+
+Every run is compared with it, and finite differences check it in turn.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from contract.strategy import Run, RunResult
 
 
 def normal_cdf(x: np.ndarray) -> np.ndarray:
-    """Phi(x), the distribution function of N(0, 1). NumPy has no erf: the standard library's serves, value by value."""
+    """Phi(x), the distribution function of N(0, 1). NumPy has no erf, so math.erf is applied to each value."""
     scaled = (x * math.sqrt(0.5)).ravel()
     return 0.5 * (1 + np.fromiter(map(math.erf, scaled), np.float64, scaled.size).reshape(x.shape))
 
 
 def forward(params: list[Layer], x: np.ndarray) -> tuple[np.ndarray, list[tuple[np.ndarray, ...]]]:
-    """Output [B, D], and for each layer (input, pre-activation, Phi(pre-activation)): what the backward pass needs."""
+    """The output [B, D], and what the backward pass needs of each layer: input, pre-activation, Phi(pre-activation)."""
     saved = []
     for w, b in params:
         z = x @ w + b
@@ -29,7 +32,7 @@ def forward(params: list[Layer], x: np.ndarray) -> tuple[np.ndarray, list[tuple[
 
 
 def loss_and_grads(params: list[Layer], batch: Batch) -> tuple[float, list[Layer]]:
-    """Mean squared error and its gradient with respect to every parameter."""
+    """The mean squared error and its gradient with respect to every parameter."""
     out, saved = forward(params, batch.x)
     residual = out - batch.y
     loss = float(np.sum(batch.weight * residual**2))
@@ -44,7 +47,7 @@ def loss_and_grads(params: list[Layer], batch: Batch) -> tuple[float, list[Layer
 
 
 def norm(layers: list[Layer]) -> float:
-    """Euclidean norm over all parameters (or gradients) taken as one vector."""
+    """The Euclidean norm over all parameters (or gradients) taken as one vector."""
     return math.sqrt(sum(float(np.sum(np.square(a, dtype=np.float64))) for layer in layers for a in layer))
 
 
@@ -66,7 +69,7 @@ def run(run: Run) -> RunResult:
 def _update(
     params: list[Layer], grads: list[Layer], state: dict[str, list[Layer]], step: int, optimizer: str
 ) -> tuple[list[Layer], dict[str, list[Layer]]]:
-    """Parameters and state after one update; `step` counts from 1."""
+    """The parameters and the state after one update; `step` counts from 1."""
     slots = SLOTS[optimizer]
 
     def update(p: np.ndarray, g: np.ndarray, *old: np.ndarray) -> tuple[np.ndarray, ...]:

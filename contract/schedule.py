@@ -1,10 +1,10 @@
-"""Pipeline schedules as data: which stage does what in which tick. Made, printed and checked without any process.
+"""Pipeline schedules as data: which stage does what in which tick. They are made and checked without processes.
 
-A tick is the time of one microbatch's forward or backward pass through one stage; both are counted as equal. Every
-stage does at most one action a tick; the rest is the bubble.
+A tick is the time of one microbatch's forward or backward pass through one stage; both are counted as equal. A stage
+does at most one action in a tick. The ticks in which it does nothing are its bubble.
 
-GPipe (Huang et al., 1811.06965): all forward passes, then all backward passes. With p stages and m microbatches it
-takes 2 (m + p - 1) ticks, of which each stage works 2 m, so the bubble is (p - 1) / (m + p - 1).
+GPipe (Huang et al., 1811.06965) runs all forward passes and then all backward passes. With p stages and m microbatches
+it takes 2 (m + p - 1) ticks, in 2 m of which each stage works, so the bubble fraction is (p - 1) / (m + p - 1).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 
 class Action(NamedTuple):
-    """One pass of one microbatch through one chunk of one stage's layers. Prints as F0, B3; of chunk 1 as F0.1.
+    """One pass of one microbatch through one chunk of one stage's layers. Prints as F0 or B3, and as F0.1 for chunk 1.
 
-    kind: "forward" or "backward". chunk: of a stage that holds several parts of the model; 0 where it holds one.
+    kind: "forward" or "backward". chunk: which part, in a stage that holds several parts of the model; otherwise 0.
     """
 
     kind: str
@@ -32,7 +32,7 @@ Schedule = tuple[tuple[Action | None, ...], ...]  # schedule[tick][stage]
 
 
 def naive(stages: int) -> Schedule:
-    """One microbatch, the whole batch: exactly one stage works at any time."""
+    """One microbatch, which is the whole batch: exactly one stage works at any time."""
     return gpipe(stages, 1)
 
 
@@ -56,7 +56,7 @@ def actions(schedule: Schedule, stage: int) -> list[Action]:
 
 
 def bubble_fraction(schedule: Schedule) -> Fraction:
-    """Idle stage-ticks over all stage-ticks, counted."""
+    """Idle stage-ticks over all stage-ticks, counted in the schedule."""
     cells = [action for row in schedule for action in row]
     return Fraction(sum(action is None for action in cells), len(cells))
 
@@ -67,7 +67,7 @@ def gpipe_bubble_fraction(stages: int, microbatches: int) -> Fraction:
 
 
 def table(schedule: Schedule) -> str:
-    """One row a stage, one column a tick; '.' is the bubble."""
+    """One row per stage, one column per tick; '.' is the bubble."""
     cells = [[str(action or ".") for action in column] for column in zip(*schedule, strict=True)]
     width = max(len(cell) for row in cells for cell in row)
     label = len(f"stage {len(cells) - 1}")
@@ -78,10 +78,10 @@ def table(schedule: Schedule) -> str:
 
 
 def check(schedule: Schedule, microbatches: int) -> None:
-    """Raise ValueError unless the schedule is complete and every action happens after what it needs.
+    """Raise ValueError unless the schedule is complete and every action comes after what it needs.
 
-    The forward pass of microbatch i on stage s needs that of stage s - 1, the backward pass on s needs that of s + 1
-    and the forward pass on s, each in an earlier tick. Every stage runs every pass exactly once.
+    The forward pass of microbatch i on stage s needs the one on stage s - 1. The backward pass on s needs the one on s
+    + 1 and the forward pass on s. Each must be in an earlier tick. Every stage runs every pass exactly once.
     """
     stages = len(schedule[0])
     done: dict[Action, int] = {}  # -> tick
@@ -102,13 +102,14 @@ def check(schedule: Schedule, microbatches: int) -> None:
     kinds = ("forward", "backward")
     wanted = {Action(k, s, 0, m) for k in kinds for m in range(microbatches) for s in range(stages)}
     if missing := sorted(wanted - done.keys()):
-        raise ValueError(f"{len(missing)} passes are missing, first {missing[0]} on stage {missing[0].stage}")
+        count = "1 pass is" if len(missing) == 1 else f"{len(missing)} passes are"
+        raise ValueError(f"{count} missing, first {missing[0]} on stage {missing[0].stage}")
     if extra := sorted(done.keys() - wanted):
         raise ValueError(f"unknown pass {extra[0]} on stage {extra[0].stage} of {microbatches} microbatches")
 
 
 def _needs(action: Action, stages: int) -> list[Action]:
-    """What must be done before."""
+    """The actions that must be done before."""
     if action.kind == "forward":
         return [action._replace(stage=action.stage - 1)] if action.stage else []
     later = [action._replace(stage=action.stage + 1)] if action.stage + 1 < stages else []

@@ -1,7 +1,7 @@
-"""What one rank of a run works on, in terms that any strategy can cut further: parts, passes, what is kept.
+"""What one rank of a run works on, in terms that every strategy can cut further: parts, passes, what is kept.
 
-`contract.strategies` has a file for each strategy that says how it cuts these; `layout`, `cost` and `memory` put the
-axes of a run together.
+The files in `contract.strategies` say how each strategy cuts them; `layout`, `cost` and `memory` combine the axes of a
+run.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class Part(NamedTuple):
 
 
 def narrow(cut: slice, width: int, parts: int, index: int) -> slice:
-    """Share number `index` of what `cut` leaves of a dim of `width`; so a cut can be cut again."""
+    """Share number `index` of `parts` of the slice `cut` of a dim of size `width`. A result can be narrowed again."""
     start, stop, _ = cut.indices(width)
     inner = split_slices(stop - start, parts)[index]
     return slice(start + inner.start, start + inner.stop)
 
 
 class Pass(NamedTuple):
-    """One forward and backward pass through the layers that a rank holds.
+    """One forward and one backward pass through the layers that a rank holds.
 
-    rows: of the batch. input_split: whether the input comes as an earlier layer's output would, split as that is.
-    input_grad: whether the gradient of the input is needed, as it is of what an earlier stage has computed.
+    rows: of the batch. input_split: whether the input is split in the way an earlier layer's output is. input_grad:
+    whether the gradient of the input is needed, as it is if an earlier stage has computed the input.
     """
 
     rows: int
@@ -42,16 +42,17 @@ class Pass(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Elements a row that one layer keeps for its backward pass: its input, and its pre-activation."""
+    """Elements per row that one layer keeps for its backward pass: its input, and its pre-activation."""
 
     input: float
     preactivation: float
 
 
 class Sent(NamedTuple):
-    """One collective of a group. elements: of its payload. dtype: None for that of the problem.
+    """One collective of a group. elements: of its payload. dtype: None stands for the problem's.
 
-    edges: of a permute, (source, target) as positions on the axis. tick: of a permute; those of one tick are one.
+    edges: of a permute, (source, target) as positions on the axis. tick: of a permute; all sends of one tick are one
+    permute. times: how often it runs in a step.
     """
 
     op: str
@@ -66,7 +67,10 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a strategy may refuse. rows: the fewest that a rank has of the batch; unit: layers that stay together."""
+    """What a strategy looks at before it refuses a run.
+
+    rows: the smallest number of rows of the batch that any rank has. unit: how many layers must stay together.
+    """
 
     problem: Problem
     microbatches: int
@@ -78,9 +82,9 @@ class Asked:
 class Share:
     """What one rank works on: the parameters that it holds, and the passes that it makes in one step.
 
-    microbatches: the rows of each; with a pipeline they are the passes of a stage, but in JAX a stage makes one in
-    every tick. features: of an activation that is passed on, as this rank holds it. derived: whether XLA makes the
-    program from annotations.
+    microbatches: the rows of each. In torch each microbatch is one pass of a pipeline's stage; in JAX a stage makes one
+    pass in every tick. features: of an activation that is passed on, as this rank holds it. derived: whether XLA
+    derives the program from annotations.
     """
 
     problem: Problem
@@ -92,7 +96,7 @@ class Share:
 
     @property
     def loss_dtype(self) -> str:
-        """The loss is a sum in float32 at least."""
+        """The dtype in which the loss is summed: float32 at least."""
         return "float64" if self.problem.dtype == "float64" else "float32"
 
     def loss(self) -> Sent:
@@ -100,6 +104,6 @@ class Share:
         return Sent("all_reduce", 1, "forward", "loss", self.loss_dtype)
 
     def elements(self, part: Part) -> tuple[int, int]:
-        """Of w and of b, as this rank holds them."""
+        """The elements of w and of b that this rank holds."""
         rows, columns, of_b = (len(range(*s.indices(self.problem.width))) for s in (*part.w, *part.b))
         return rows * columns, of_b

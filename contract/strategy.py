@@ -1,19 +1,21 @@
-"""What to run, what comes out, and the names that a strategy module has on every side.
+"""What to run, what a run returns, and the names that a strategy module has in every implementation.
 
-A strategy is a module, about one axis of a mesh. A run has axes as data, outermost first, each with its strategy: one
-strategy is the case of one axis, `single_device` that of none. On all sides a strategy has the same names in the same
-order, so that a diff of two files shows only how they communicate; it leaves out a name where it changes nothing:
+A strategy is a module about one axis of a mesh. A run has axes as data, outermost first, each with its strategy: one
+strategy is the case of one axis, and `single_device` is the case of none. A strategy has the same names in the same
+order in every implementation, so that a diff of two files shows only how they communicate. It omits a name where it
+changes nothing:
 
     AXIS                            the mesh axis that it uses
-    split_params(params, mesh)      cuts the parameters that it is given: the innermost strategy cuts first
-    split_batch(batch, mesh)        cuts the batch that it is given: the outermost strategy cuts first
-    weights(layer, mesh)            a layer as it is used, from the shards of it that a rank holds
-    forward(params, x, mesh)        of a strategy that cuts inside of a layer: what a layer computes
-    execute(...)                    of a strategy that runs layers on different ranks: the order of execution
-    total(share, mesh)              this axis's part of the sum that is the loss
+    split_params(params, mesh)      cuts the parameters that it is given; the innermost strategy cuts first
+    split_batch(batch, mesh)        cuts the batch that it is given; the innermost strategy cuts first
+    weights(layer, mesh)            a layer as it is used, made from the shards that a rank holds
+    forward(params, x, mesh)        what the layers compute, for a strategy that cuts inside a layer
+    execute(...)                    the order of execution, for a strategy that runs layers on different ranks
+    total(share, mesh)              sums this axis's shares of the loss
 
-In torch_impl these are functions that every rank runs on its shards. In jax_impl/shard_map the two cuts are specs, as
-data. In jax_impl/annotated a strategy is RULES alone. `compose` on each side makes one training step of several.
+In torch_impl these are functions that every rank runs on its shards. In jax_impl/shard_map the two cuts are
+PartitionSpecs, as data. In jax_impl/annotated a strategy is RULES alone. `compose.py` of each framework makes one
+training step of several strategies.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from contract import strategies
 from contract.optimizer import OPTIMIZERS
 from contract.problem import DTYPES, Layer, Problem
 from contract.share import Asked
-from shardiff.mesh import Mesh
+from shardiff.mesh import MOST_RANKS, Mesh
 from shardiff.mesh import parse as parse_mesh
 
 IMPLEMENTATIONS = ("torch", "shard_map", "annotated")
@@ -39,12 +41,12 @@ AXES = {
     "megatron_tensor_parallel": "tp",
     "pipeline_parallel": "pp",
 }
-USUAL = {"dp": "data_parallel", "tp": "megatron_tensor_parallel", "pp": "pipeline_parallel"}  # an axis's strategy
+USUAL = {"dp": "data_parallel", "tp": "megatron_tensor_parallel", "pp": "pipeline_parallel"}  # axis -> default
 DEVICES = ("auto", "cpu", "cuda")
 
 
 class Axis(NamedTuple):
-    """One axis of a run's mesh: `dp` of 4 ranks, used by data_parallel."""
+    """One axis of a run's mesh: for example `dp` with 4 ranks, used by data_parallel."""
 
     name: str
     size: int
@@ -55,7 +57,7 @@ Axes = tuple[Axis, ...]  # outermost first
 
 
 def one_axis(strategy: str, size: int) -> Axes:
-    """The axes of a run of one strategy; of single_device, none."""
+    """The axes of a run of one strategy; none for single_device."""
     if strategy not in AXES:
         raise ValueError(f"unknown strategy {strategy!r}; known: {', '.join(AXES)}")
     if (name := AXES[strategy]) is not None:
@@ -66,9 +68,9 @@ def one_axis(strategy: str, size: int) -> Axes:
 
 
 def parse_axes(mesh: str, strategies: tuple[str, ...] = ()) -> Axes:
-    """`dp=2,tp=4` as axes. strategies: of the axes that are not to have their usual one (see USUAL).
+    """The axes of a mesh such as `dp=2,tp=4`. strategies: for axes that should not have their usual one (see USUAL).
 
-    Raises ValueError, one line: what is wrong and what would be right.
+    Raises ValueError with one line that says what is wrong and what would be right.
     """
     chosen = dict(USUAL)
     for strategy in strategies:
@@ -90,9 +92,9 @@ def parse_axes(mesh: str, strategies: tuple[str, ...] = ()) -> Axes:
 class Run:
     """One training run: `steps` steps on `problem`, over the ranks of `axes`.
 
-    microbatches: of pipeline_parallel. overlap: of data_parallel in torch; False all-reduces each gradient in the
-    backward pass by itself, instead of in buckets beside it. device: "cpu", "cuda", or "auto" (CUDA where there are as
-    many GPUs as ranks). Raises ValueError, one line, for what cannot work.
+    microbatches: for pipeline_parallel. overlap: for data_parallel in torch; if False, each gradient is all_reduced by
+    itself in the backward pass instead of in buckets that overlap with it. device: "cpu", "cuda", or "auto" (CUDA where
+    there are as many GPUs as ranks). Raises ValueError with one line if the run cannot work.
     """
 
     implementation: str = "torch"
@@ -110,7 +112,7 @@ class Run:
 
     @property
     def mesh(self) -> Mesh:
-        """The ranks on their axes; prints as the tables show it: `dp=2,tp=4`, and `1` for a single device."""
+        """The ranks on their axes. It prints as the tables show it: `dp=2,tp=4`, and `1` for a single device."""
         return Mesh(tuple((axis.name, axis.size) for axis in self.axes))
 
     @property
@@ -125,11 +127,11 @@ class Run:
 
     @property
     def strategy(self) -> str:
-        """The strategies in one word, for tables and messages: `data_parallel x tensor_parallel`."""
+        """The names of the strategies joined, for tables and messages: `data_parallel x tensor_parallel`."""
         return " x ".join(self.strategies) or "single_device"
 
     def size(self, strategy: str) -> int:
-        """Ranks along the axis of this strategy; 1 where the run does not use it."""
+        """The number of ranks along the axis of this strategy; 1 if the run does not use it."""
         return next((axis.size for axis in self.axes if axis.strategy == strategy), 1)
 
 
@@ -148,10 +150,10 @@ class Shard:
 
 @dataclass
 class RunResult:
-    """What a run gives, as full NumPy arrays (bfloat16 is widened to float32, which holds it exactly).
+    """What a run returns, as full NumPy arrays (bfloat16 is widened to float32, which holds it exactly).
 
-    losses[steps]; grads: of the first step; grad_norms[steps]; params and optimizer_state (slot -> as params): after
-    the last step; shards[rank]: parameter name ("w0", "b0", ...) -> Shard. The reference leaves shards empty.
+    losses[steps]; grads: of the first step; grad_norms[steps]; params and optimizer_state (slot -> shaped as params):
+    after the last step; shards[rank]: parameter name ("w0", "b0", ...) -> Shard. The reference leaves shards empty.
     """
 
     losses: np.ndarray
@@ -163,7 +165,7 @@ class RunResult:
 
 
 def impossible(run: Run) -> str | None:
-    """Why a run cannot work, in one line with the numbers and what would be right; None if it can."""
+    """Why a run cannot work, in one line with the numbers and with what would be right; None if it can."""
     for name, value, known in (
         ("implementation", run.implementation, IMPLEMENTATIONS),
         *(("strategy", axis.strategy, STRATEGIES) for axis in run.axes),
@@ -184,6 +186,9 @@ def impossible(run: Run) -> str | None:
     ):
         if value < 1:
             return f"{name} must be at least 1, got {value}"
+    for axis in run.axes:
+        if axis.size > MOST_RANKS:  # beyond, lists of all ranks take seconds, and gigabytes
+            return f"{axis.strategy} runs on at most {MOST_RANKS:,} ranks, got {axis.size:,}"
     if problem.seed < 0:
         return f"seed must be at least 0, got {problem.seed}"
     names = [axis.name for axis in run.axes]

@@ -1,1 +1,1 @@
-"""The JAX side: strategies, collectives, targets and the HLO reader."""
+"""The JAX side: the strategies under shard_map and as sharding annotations, and what they share."""

@@ -1,9 +1,10 @@
-"""The eight collectives over a mesh axis, to be used inside shard_map: what each is in jax.lax.
+"""The eight collectives over a mesh axis, for use inside shard_map: what each is in jax.lax.
 
 The pictures show ranks 0 and 1 before and after. `A0 A1` are the two blocks of rank 0's array along `dim`, `+` is the
-elementwise sum, `.` is nothing. S is the payload in bytes as nccl-tests counts it; wire is what a rank must send.
+elementwise sum, `.` is nothing. S is the payload in bytes as nccl-tests counts it, and wire is what a rank must send.
+
 SPMD has no root: all ranks run one program and hold arrays of one shape. The four rooted collectives are therefore
-written with rootless ones, whose larger cost is given; ranks other than the root get zeros where they get nothing.
+written with rootless ones, whose larger cost is given. Ranks other than the root get zeros where they get nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from jax import Array, lax
 
 
 def broadcast(x: Array, root: int, axis: str) -> Array:
-    """Everyone gets the root's array. As an all_reduce of zeros and the root's: S = x, wire 2 (n-1)/n S.
+    """Everyone gets the root's array, as an all_reduce of it and of zeros. S = x, wire 2 (n-1)/n S.
 
     rank 0: A      =>  A
     rank 1: .      =>  A
@@ -22,7 +23,7 @@ def broadcast(x: Array, root: int, axis: str) -> Array:
 
 
 def scatter(x: Array, root: int, axis: str) -> Array:
-    """Rank r gets block r of the root's array. As a reduce_scatter of zeros and the root's: S = x, wire (n-1)/n S.
+    """Rank r gets block r of the root's array, as a reduce_scatter of it and of zeros. S = x, wire (n-1)/n S.
 
     rank 0: A0 A1  =>  A0
     rank 1: .      =>  A1
@@ -31,7 +32,7 @@ def scatter(x: Array, root: int, axis: str) -> Array:
 
 
 def gather(x: Array, root: int, axis: str) -> Array:
-    """The root gets every rank's array, concatenated. As an all_gather: S = the result, wire (n-1)/n S.
+    """The root gets every rank's array, concatenated, as an all_gather. S = the result, wire (n-1)/n S.
 
     rank 0: A      =>  A B
     rank 1: B      =>  . .
@@ -41,7 +42,7 @@ def gather(x: Array, root: int, axis: str) -> Array:
 
 
 def reduce(x: Array, root: int, axis: str) -> Array:
-    """The root gets the sum. As an all_reduce: S = x, wire 2 (n-1)/n S.
+    """The root gets the sum, as an all_reduce. S = x, wire 2 (n-1)/n S.
 
     rank 0: A      =>  A+B
     rank 1: B      =>  .
@@ -56,7 +57,7 @@ def all_gather(x: Array, axis: str, dim: int = 0) -> Array:
     rank 0: A      =>  A B
     rank 1: B      =>  A B
 
-    Its transpose is reduce_scatter: every rank used the whole, so their gradients are summed and split.
+    Its transpose is reduce_scatter: every rank used the whole, so their gradients are summed and the sum is split.
     """
     return lax.all_gather(x, axis, axis=dim, tiled=True)
 
@@ -89,7 +90,7 @@ def all_to_all(x: Array, axis: str) -> Array:
 
 
 def permute(x: Array, axis: str, edges: list[tuple[int, int]]) -> Array:
-    """Rank t gets rank s's array for every edge (s, t); who is no target gets zeros. S = x, wire S.
+    """Rank t gets rank s's array for every edge (s, t). A rank that is no target gets zeros. S = x, wire S.
 
     rank 0: A      =>  .
     rank 1: B      =>  A        edges = [(0, 1)]
@@ -98,5 +99,5 @@ def permute(x: Array, axis: str, edges: list[tuple[int, int]]) -> Array:
 
 
 def varying(x: Array, axis: str) -> Array:
-    """Megatron's f. A replicated array, used differently by every rank. Moves nothing; its transpose is all_reduce."""
+    """Megatron's f: a replicated array that every rank uses differently. Moves nothing; its transpose is all_reduce."""
     return lax.pcast(x, axis, to="varying")

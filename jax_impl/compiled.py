@@ -16,21 +16,21 @@ def compile(run: Run, target: Target, precision: str = "default", update: bool =
     """Compile the loss and the gradients of `run` for the first `run.world_size` devices of `target`.
 
     precision: of matrix products, "default" (what a plain jit compiles to) or "highest" (what `train` runs). update:
-    the whole step, with the optimizer's update. Raises ValueError, one line, for what cannot be compiled.
+    compile the whole step, with the optimizer's update. Raises ValueError with one line for what cannot be compiled.
     """
     return compile_all([(run, target)], precision, update)[0]
 
 
 def compile_all(jobs: Sequence[tuple[Run, Target]], precision: str = "default", update: bool = False) -> list[Compiled]:
-    """`compile` for many, in their order; see `shardiff.compiling.compile_all`."""
+    """`compile` for several jobs, in their order; see `shardiff.compiling.compile_all`."""
     for run, _ in jobs:
         if run.implementation == "torch":
-            raise ValueError("torch is traced, not compiled; to compile: shard_map, annotated")
+            raise ValueError("torch is traced, not compiled; use shard_map or annotated")
     return compiling.compile_all([job(run, target, update) for run, target in jobs], precision)
 
 
 def job(run: Run, target: Target, update: bool = False) -> Job:
-    """What `shardiff.compiling` is to compile for `run`."""
+    """The job for `shardiff.compiling` that compiles `run`."""
 
     def lowered(devices: Sequence[Any]) -> Any:
         from jax_impl.mesh import make_mesh
@@ -41,7 +41,7 @@ def job(run: Run, target: Target, update: bool = False) -> Job:
 
 
 def lower(run: Run, mesh: Any, update: bool) -> Any:
-    """The step as `train` compiles it, lowered for `mesh` from shapes: loss and gradients, or all of it."""
+    """The step that `train` compiles, lowered for `mesh` from shapes. update: as in `compile`."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 

@@ -1,8 +1,8 @@
-"""One training step of several strategies, each on an axis of its own. Nothing here knows which.
+"""One training step of several strategies, each on its own axis of the mesh. This module knows none of them by name.
 
-A strategy is asked by the names in `contract.strategy`, and what it leaves out changes nothing. Under shard_map its
-specs are joined dim by dim and its functions are chained, the innermost first; annotated, its rules are merged. All
-else, the backward pass and how gradients are synchronized, follows: by transposition, or from what XLA derives.
+It asks each strategy for the names in `contract.strategy`; a name that a strategy omits changes nothing. Under
+shard_map, specs are joined dim by dim and functions are chained, the innermost strategy first. In annotated, rules are
+merged. The backward pass and the synchronization of gradients follow: by transposition, or from what XLA derives.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from contract.problem import Batch, Layer, pad_batch, split_microbatches
 from contract.strategy import Run
 from jax_impl import model
 from jax_impl.mesh import place
-from jax_impl.model import MLP, annotations, batch_annotations, is_layer, squared_error, stack_stages
+from jax_impl.model import MLP, annotation_specs, batch_annotations, is_layer, squared_error, stack_stages
 
 Strategies = Sequence[Any]  # modules, outermost first
 Rules = dict[str, str | tuple[str, ...]]  # logical axis -> mesh axes
 
 
 def load(run: Run) -> Strategies:
-    """The strategies of a run."""
+    """The modules of a run's strategies."""
     return [importlib.import_module(f"jax_impl.{run.implementation}.{name}") for name in run.strategies]
 
 
 def chain(strategies: Strategies, name: str, value: Any) -> Any:
-    """What `value` becomes when every strategy that has this name, the innermost first, has had it."""
+    """Pass `value` through the function `name` of every strategy that has it, the innermost first."""
     for strategy in reversed(strategies):
         if hasattr(strategy, name):
             value = getattr(strategy, name)(value)
@@ -55,7 +55,7 @@ def split_params(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
 
 
 def split_batch(batch: Batch, mesh: Mesh, run: Run) -> Batch:
-    """The global batch on the devices of the mesh, filled up to shares of one size: X[B, D], or X[m, b, D]."""
+    """The global batch on the devices of the mesh, padded to shares of one size: X[B, D], or X[m, b, D]."""
     shares = batch_shares(run)
     if pipeline_of(load(run)) is not None:
         return place(split_microbatches(batch, shares, run.microbatches), batch_specs(run), mesh)
@@ -66,7 +66,7 @@ def params_specs(run: Run) -> list[Layer]:
     """The PartitionSpec of every parameter."""
     strategies, (layers, stages) = load(run), stack_shape(run)
     if run.implementation == "annotated":
-        return annotations(layers, merged_rules(strategies), stages)
+        return annotation_specs(layers, merged_rules(strategies), stages)
     specs = [Layer(P(), P())] * layers
     for strategy in reversed(strategies):
         if (mine := getattr(strategy, "PARAMS_SPEC", None)) is not None:
@@ -77,7 +77,7 @@ def params_specs(run: Run) -> list[Layer]:
 
 
 def stack_shape(run: Run) -> tuple[int, int | None]:
-    """The layers of a rank, and the stages over which each is stacked; None without a pipeline."""
+    """The number of layers per rank, and of the stages over which each is stacked; None without a pipeline."""
     if (pipeline := pipeline_of(load(run))) is None:
         return run.problem.layers, None
     stages, unit = run.mesh.size_of(pipeline.AXIS), unit_of(run)
@@ -85,7 +85,7 @@ def stack_shape(run: Run) -> tuple[int, int | None]:
 
 
 def batch_specs(run: Run) -> Batch:
-    """The PartitionSpecs of x, y and weight. In a pipeline the input is laid out as what stages pass on: as y is."""
+    """The PartitionSpecs of x, y and weight. In a pipeline x is split as y is, because stages pass it on so."""
     strategies = load(run)
     if run.implementation == "annotated":
         specs = batch_annotations(merged_rules(strategies))
@@ -98,7 +98,7 @@ def batch_specs(run: Run) -> Batch:
 
 
 def join(inner: P, outer: P) -> P:
-    """Two specs of one array as one: the inner strategy cuts first, the outer one cuts its parts."""
+    """Two specs of one array as one: the inner strategy cuts first, and the outer one cuts its parts."""
 
     def names(entry: Any) -> tuple[str, ...]:
         return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
@@ -112,7 +112,7 @@ def join(inner: P, outer: P) -> P:
 
 
 def merged_rules(strategies: Strategies) -> Rules:
-    """The rules of all strategies as one dict; where two split one axis, the outer one cuts the inner's parts."""
+    """The rules of all strategies as one dict. Where two split one dim, the outer one cuts the inner one's parts."""
     rules: Rules = {}
     for strategy in reversed(strategies):
         for logical, axis in strategy.RULES.items():
@@ -123,7 +123,7 @@ def merged_rules(strategies: Strategies) -> Rules:
 
 
 def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
-    """The mean squared error over all samples, a scalar, the same on every rank."""
+    """The mean squared error over all samples: a scalar, the same on every rank."""
     by = annotated if run.implementation == "annotated" else per_rank
     return by(params, batch, mesh, run)
 
@@ -155,7 +155,7 @@ def per_rank(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
 def stage_of(
     forward: Callable[..., Array], layers: list[Layer], stage: Array, run: Run, stages: int
 ) -> Callable[[Array], Array]:
-    """One microbatch through the layers that this stage has, of those that fill up the stack."""
+    """The function that takes one microbatch through the layers of a stage, skipping those that only pad the stack."""
     unit, exists = unit_of(run), is_layer(run.problem.layers // unit_of(run), stages)
 
     def apply(x: Array) -> Array:
@@ -169,7 +169,7 @@ def stage_of(
 
 
 def annotated(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
-    """The loss of the model as one device would compute it; how arrays are split says the rest."""
+    """The loss of the model as one device would compute it. Everything else follows from how arrays are split."""
     if (pipeline := pipeline_of(load(run))) is None:
         return squared_error(MLP(params)(batch.x), batch)
     stages = mesh.shape[pipeline.AXIS]
@@ -177,7 +177,7 @@ def annotated(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
     split = NamedSharding(mesh, P(pipeline.AXIS, *batch_specs(run).x[1:]))
 
     def stage(state: Array) -> Array:
-        """Every stage's microbatch through that stage: Y[n_pp, b, F] = X[n_pp, b, D] @ W[n_pp, D, F]."""
+        """Each stage takes its microbatch through its layers: Y[n_pp, b, F] = X[n_pp, b, D] @ W[n_pp, D, F]."""
         if run.problem.layers % (stages * unit_of(run)) == 0:
             return jax.vmap(lambda layers, x: MLP(layers)(x))(params, state)
         for j, layer in enumerate(params):
@@ -190,9 +190,9 @@ def annotated(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
 
 
 def abstract(mesh: Mesh, run: Run) -> tuple[list[Layer], Batch]:
-    """The shapes, dtypes and shardings of what `split_params` and `split_batch` place on `mesh`, without any array."""
+    """The shapes, dtypes and shardings that `split_params` and `split_batch` give on `mesh`, without any array."""
     d, dtype = run.problem.width, jnp.dtype(run.problem.dtype)
-    wide = jnp.promote_types(dtype, jnp.float32)  # of the weights of samples, hence of the loss
+    wide = jnp.promote_types(dtype, jnp.float32)  # the dtype of the samples' weights, and hence of the loss
     layers, stages = stack_shape(run)
     of_stages = () if stages is None else (stages,)
     rows = -(-run.problem.batch // batch_shares(run)) * batch_shares(run)

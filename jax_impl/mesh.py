@@ -12,7 +12,7 @@ from contract.strategy import Run
 
 
 def make_mesh(run: Run, devices: Sequence[Any]) -> Mesh:
-    """The axes of a run over `devices`, whose shardings the compiler propagates (Auto), not the type system."""
+    """The axes of a run over `devices`. The compiler, not the type system, propagates shardings (AxisType.Auto)."""
     names, shape = run.mesh.names or ("one",), run.mesh.shape or (1,)
     return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names), devices=list(devices))
 
@@ -23,5 +23,5 @@ def place(tree: Any, specs: Any, mesh: Mesh) -> Any:
 
 
 def shardings(specs: Any, mesh: Mesh) -> Any:
-    """PartitionSpecs on a mesh."""
+    """PartitionSpecs as NamedShardings on a mesh."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)

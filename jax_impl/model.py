@@ -1,7 +1,8 @@
-"""The MLP in flax.nnx with logical axis names on its parameters, and the parts that every strategy shares.
+"""The MLP in flax.nnx with logical axis names on its parameters, and the parts that all strategies share.
 
-A logical axis says what a dim is, not where it lies; a strategy's rules map it to a mesh axis or to none. Layers come
-in pairs as in Megatron's MLP: an even one goes "up" (up_in -> up_out), an odd one "down" (down_in -> down_out).
+A logical axis says what a dim is, not where it is placed; a strategy's rules map it to a mesh axis or to none. Layers
+come in pairs as in Megatron's MLP: an even one goes "up" (up_in -> up_out), an odd one goes "down" (down_in ->
+down_out).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LOGICAL_AXES = ("batch", "features", "stage", "up_in", "up_out", "down_in", "dow
 
 
 class Linear(nnx.Module):
-    """w[in, out] and b[out], or with a dim of stages in front of each."""
+    """w[in, out] and b[out], with a leading dim of stages in a pipeline."""
 
     def __init__(self, layer: Layer, names: tuple[str, str]):
         stage = ("stage",) if layer.w.ndim == 3 else ()
@@ -35,7 +36,7 @@ class Linear(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """x = gelu(x @ w + b) for every layer. Built on given parameters, because all sides start from the same."""
+    """x = gelu(x @ w + b) for every layer, on given parameters, because all implementations start from the same."""
 
     def __init__(self, params: list[Layer]):
         pair = (("up_in", "up_out"), ("down_in", "down_out"))
@@ -48,25 +49,25 @@ class MLP(nnx.Module):
 
 
 def gelu(x: Array) -> Array:
-    """z Phi(z) by erf, not by tanh; any shape, elementwise."""
+    """z Phi(z), computed by erf, not by tanh. Any shape, elementwise."""
     return jax.nn.gelu(x, approximate=False)
 
 
 def squared_error(out: Array, batch: Batch) -> Array:
-    """sum(weight * (out - y)^2), a scalar in the weight's dtype: these rows' and columns' share of the global mean."""
+    """sum(weight * (out - y)^2), a scalar in the weight's dtype: the part of the global mean that `out` contributes."""
     residual = (out - batch.y).astype(batch.weight.dtype)
     return jnp.sum(batch.weight * jnp.square(residual))
 
 
 def forward(params: Iterable[Layer], x: Array) -> Array:
-    """The layers as a single device computes them, and every strategy that cuts nothing inside of a layer."""
+    """The layers as a single device computes them, for every strategy that does not cut inside a layer."""
     for w, b in params:
         x = gelu(x @ w + b)  # Y[B, F] = X[B, D] @ W[D, F]
     return x
 
 
-def annotations(layers: int, rules: Mapping[str, Any], stages: int | None = None) -> list[Layer]:
-    """The PartitionSpec of every parameter, from its logical axis names and `rules`; axes without a rule are whole.
+def annotation_specs(layers: int, rules: Mapping[str, Any], stages: int | None = None) -> list[Layer]:
+    """The PartitionSpec of every parameter, from its logical axis names and `rules`. Axes without a rule are not split.
 
     stages: of a pipeline, over which every parameter is stacked.
     """
@@ -75,7 +76,7 @@ def annotations(layers: int, rules: Mapping[str, Any], stages: int | None = None
     shapes = Layer(jax.ShapeDtypeStruct((*stack, 1, 1), jnp.float32), jax.ShapeDtypeStruct((*stack, 1), jnp.float32))
     model = nnx.eval_shape(lambda params: MLP(params), [shapes] * layers)
     with nnx.logical_axis_rules(every):
-        specs = nnx.get_partition_spec(nnx.state(model))
+        specs: Any = nnx.get_partition_spec(nnx.state(model))
     return [Layer(specs["layers"][i]["w"].get_value(), specs["layers"][i]["b"].get_value()) for i in range(layers)]
 
 
@@ -86,9 +87,9 @@ def batch_annotations(rules: Mapping[str, Any]) -> Batch:
 
 
 def stack_stages(params: list[Layer], stages: int, unit: int = 1) -> list[Layer]:
-    """Layer j of every stage stacked over stages: w[D, D] -> w[stages, D, D], for as many j as the longest stage has.
+    """Layer j of all stages, stacked: w[D, D] -> w[stages, D, D], for as many j as the longest stage has layers.
 
-    unit: layers that stay together. A stage with fewer is filled up with zeros, which `is_layer` tells apart.
+    unit: how many layers stay together. A shorter stage is padded with zeros; `is_layer` tells these from layers.
     """
     split = [params[s.start * unit : s.stop * unit] for s in split_slices(len(params) // unit, stages)]
     longest = len(split[0])

@@ -1,4 +1,4 @@
-"""Train with JAX, shard_map or annotations alone: `run(Run) -> RunResult`, and the step that is compiled for it."""
+"""Train with JAX, under shard_map or with annotations: `run(Run) -> RunResult`, and the step compiled for it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ STATE_KEYS = {"momentum": "trace", "m": "mu", "v": "nu"}  # our slots -> optax's
 
 
 def run(run: Run) -> RunResult:
-    """Train `run` on this process's devices (`jax_devices.prepare` makes them) and gather the full arrays."""
+    """Train `run` on this process's devices (which `jax_devices.prepare` has made) and gather the full arrays."""
     with jax.enable_x64(run.problem.dtype == "float64"), jax.default_matmul_precision("highest"):
         return train(run)
 
 
 def train(run: Run) -> RunResult:
-    """The loop itself; precision is the caller's."""
+    """The training loop. The caller sets the precision."""
     mesh = make_mesh(run, devices(run.world_size, run.device))
     params = make_params(mesh, run)
     optimizer = make_optimizer(run)
@@ -60,13 +60,13 @@ def train(run: Run) -> RunResult:
 
 
 def make_params(mesh: Mesh, run: Run) -> list[Layer]:
-    """The initial parameters on the devices of the mesh, split as the strategy says."""
+    """The initial parameters on the devices of the mesh, split as the strategies say."""
     full = [Layer(*(cast(a, run.problem.dtype) for a in layer)) for layer in run.problem.parameters()]
     return split_params(full, mesh, run)
 
 
 def make_batch(mesh: Mesh, run: Run, step: int) -> Batch:
-    """A step's batch, split as the strategy says. The weights, hence the loss, are in float32 at least."""
+    """A step's batch, split as the strategies say. The weights, and hence the loss, are in float32 at least."""
     x, y, weight = run.problem.data(step)
     dtype = run.problem.dtype
     full = Batch(cast(x, dtype), cast(y, dtype), cast(weight, "float64" if dtype == "float64" else "float32"))
@@ -74,7 +74,7 @@ def make_batch(mesh: Mesh, run: Run, step: int) -> Batch:
 
 
 def make_optimizer(run: Run) -> optax.GradientTransformation:
-    """optax's, with the hyperparameters of `contract.optimizer`."""
+    """The optimizer of optax, with the hyperparameters of `contract.optimizer`."""
     if run.optimizer == "sgd":
         sgd = Sgd()
         return optax.sgd(sgd.lr, sgd.momentum)
@@ -85,7 +85,7 @@ def make_optimizer(run: Run) -> optax.GradientTransformation:
 def make_step(mesh: Mesh, run: Run, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
     """One training step, not yet compiled: (params, state, batch) -> (loss, grads, params, state)."""
 
-    def step(params: list[Layer], state: Any, batch: Batch) -> tuple[Any, list[Layer], list[Layer], Any]:
+    def step(params: list[Layer], state: Any, batch: Batch) -> tuple[Any, list[Layer], Any, Any]:
         loss, grads = loss_and_grads(params, batch, mesh, run)
         updates, state = optimizer.update(grads, state, params)
         return loss, grads, optax.apply_updates(params, updates), state
@@ -96,7 +96,7 @@ def make_step(mesh: Mesh, run: Run, optimizer: optax.GradientTransformation) -> 
 def compile_step(
     mesh: Mesh, run: Run, optimizer: optax.GradientTransformation, params: list[Layer]
 ) -> Callable[..., Any]:
-    """The step under jit, with the shardings of everything stated, and the memory of what it replaces given back."""
+    """The step under jit, with all shardings stated. Parameters and state are donated: their memory is reused."""
     of_params = jax.tree.map(lambda p: p.sharding, params)
     of_state = state_shardings(optimizer, params, mesh)
     of_batch = jax.tree.map(lambda a: a.sharding, make_batch(mesh, run, 0))
@@ -109,7 +109,7 @@ def compile_step(
 
 
 def state_shardings(optimizer: optax.GradientTransformation, params: list[Layer], mesh: Mesh) -> Any:
-    """The optimizer's state is split as the parameters are; its step counter is whole."""
+    """The shardings of the optimizer's state: split as the parameters are; its step counter is replicated."""
     state = jax.eval_shape(optimizer.init, params)
     return optax.tree_utils.tree_map_params(
         optimizer, lambda _, p: p.sharding, state, params, transform_non_params=lambda _: NamedSharding(mesh, P())
@@ -117,12 +117,12 @@ def state_shardings(optimizer: optax.GradientTransformation, params: list[Layer]
 
 
 def cast(array: np.ndarray, dtype: str) -> np.ndarray:
-    """A float64 array in `dtype`; to bfloat16 by way of float32, as torch goes."""
+    """A float64 array in `dtype`. It goes to bfloat16 by way of float32, as in torch."""
     return array.astype(np.float32).astype(jnp.bfloat16) if dtype == "bfloat16" else array.astype(dtype)
 
 
 def local_layers(params: list[Layer], mesh: Mesh, run: Run, rank: int) -> list[Layer]:
-    """What one rank holds, as NumPy arrays in the order of `contract.layout`; without what only fills up a stack."""
+    """What one rank holds, as NumPy arrays in the order of `contract.layout`, without what only pads a stack."""
     device, stacked = mesh.devices.flat[rank], pipeline_of(load(run)) is not None
 
     def local(array: jax.Array) -> np.ndarray:
@@ -134,7 +134,7 @@ def local_layers(params: list[Layer], mesh: Mesh, run: Run, rank: int) -> list[L
 
 
 def to_numpy(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
-    """Full NumPy arrays from the shards; bfloat16 widened to float32."""
+    """Full NumPy arrays from the shards. bfloat16 is widened to float32."""
 
     def widen(a: np.ndarray) -> np.ndarray:
         return a.astype(np.float32) if a.dtype == jnp.bfloat16 else a
@@ -148,7 +148,7 @@ def shard_digests(params: list[Layer], mesh: Mesh, run: Run) -> list[dict[str, s
     """For each rank, parameter name -> digest of the bits of its shard."""
     return [
         {
-            name: hashlib.blake2b(np.ascontiguousarray(a).view(np.uint8), digest_size=8).hexdigest()
+            name: hashlib.blake2b(np.ascontiguousarray(a).view(np.uint8).data, digest_size=8).hexdigest()
             for part, layer in zip(parts, local_layers(params, mesh, run, rank), strict=True)
             for name, a in zip(names(part), layer, strict=True)
         }

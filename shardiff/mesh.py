@@ -6,6 +6,7 @@ A mesh lists its axes outermost first; ranks are numbered in row-major order, as
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ import numpy as np
 
 from shardiff.record import Record
 
+MOST_RANKS = 65_536  # a mesh lists its groups of ranks
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -111,4 +113,7 @@ def parse(text: str) -> Mesh:
     """`dp=2,tp=4` as a Mesh. Raises ValueError, one line: what is wrong and what would be right."""
     if not re.fullmatch(r"[A-Za-z_]\w*=[0-9]{1,9}(,[A-Za-z_]\w*=[0-9]{1,9})*", text):
         raise ValueError(f"a mesh is AXIS=RANKS for each axis, outermost first, such as dp=2,tp=4; got {text!r}")
-    return Mesh(tuple((name, int(size)) for name, _, size in (part.partition("=") for part in text.split(","))))
+    mesh = Mesh(tuple((name, int(size)) for name, _, size in (part.partition("=") for part in text.split(","))))
+    if math.prod(mesh.shape) > MOST_RANKS:
+        raise ValueError(f"a mesh has at most {MOST_RANKS:,} ranks, {text} has {math.prod(mesh.shape):,}")
+    return mesh

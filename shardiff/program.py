@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardiff.mesh import Mesh
-from shardiff.record import Record, totals
+from shardiff.record import PHASES, Record, step_bytes, totals
+from shardiff.system.words import size
+
+HTML = """<p>{{ heading }}</p>
+{% if rows %}<table>
+{% set side = ["left", "left", "left", "right", "right", "right"] %}
+<tr>{% for name in columns %}<th style="text-align: {{ side[loop.index0] }}">{{ name }}</th>{% endfor %}</tr>
+{% for row in rows %}<tr>
+{% for cell in row %}<td style="text-align: {{ side[loop.index0] }}">{{ cell }}</td>{% endfor %}
+</tr>
+{% endfor %}</table>{% endif %}"""
 
 
 @dataclass(frozen=True)
@@ -17,13 +27,15 @@ class Program:
 
     records: in the order in which they run, as far as that is known. label: what a table calls it. mesh: its ranks on
     named axes, where known; the records' axes follow from it. memory: bytes of one device by kind, where a compiler has
-    planned them.
+    planned them. segments: where the records are of a whole run, its parts in order: "set-up", "step 1", "step 2", ...,
+    "rest".
     """
 
     records: tuple[Record, ...]
     label: str = ""
     mesh: Mesh | None = None
     memory: dict[str, int] = field(default_factory=dict)
+    segments: dict[str, Program] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         records = self.mesh.named(self.records) if self.mesh else self.records
@@ -37,19 +49,56 @@ class Program:
 
     @property
     def payload_bytes(self) -> int:
-        """Payload of one step; where a loop's trips are unknown, the least."""
-        return _known(totals(self.records)["payload_bytes"])
+        """Payload of one step; where a loop's trips are unknown, the least, and at least one."""
+        return sum(record.payload_bytes * record.times for record in self.records)
 
     @property
     def wire_bytes(self) -> int:
-        """What a rank must send in one step; where a loop's trips are unknown, the least."""
-        return _known(totals(self.records)["wire_bytes"])
+        """What a rank must send in one step; where a loop's trips are unknown, the least, and at least one."""
+        return step_bytes(self.records)
+
+    @property
+    def steps(self) -> list[Program]:
+        """The training steps of a run, in order; empty where it is not known where one ends."""
+        return [part for name, part in self.segments.items() if name.startswith("step ")]
+
+    def __repr__(self) -> str:
+        heading, table = self._told()
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            "  ".join(
+                cell.rjust(n) if i > 2 else cell.ljust(n) for i, (cell, n) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in table
+        ]
+        return "\n".join([heading, *(line.rstrip() for line in lines if len(table) > 1)])
+
+    def _repr_html_(self) -> str:
+        from jinja2 import Environment
+
+        heading, (columns, *rows) = self._told()
+        return Environment(autoescape=True).from_string(HTML).render(heading=heading, columns=columns, rows=rows)
+
+    def _told(self) -> tuple[str, list[tuple[str, ...]]]:
+        """The totals in a line, and a table of calls and bytes by phase, op and axis with its heading first."""
+        kinds: dict[tuple[str, str, str], list[Record]] = {}
+        for record in sorted(self.records, key=lambda record: PHASES.index(record.phase)):
+            kinds.setdefault((record.phase, record.op, record.axis or ""), []).append(record)
+        table: list[tuple[str, ...]] = [("phase", "op", "axis", "calls", "payload", "a rank sends")]
+        for kind, records in kinds.items():
+            part = replace(self, records=tuple(records), segments={})
+            table.append((*kind, str(sum(part.counts().values())), size(part.payload_bytes), size(part.wire_bytes)))
+        calls = sum(self.counts().values())
+        name = f"{self.label or 'a program'}{f' ({self.mesh})' if self.mesh else ''}"
+        sent = f"{size(self.payload_bytes)} payload, a rank sends {size(self.wire_bytes)}"
+        sums = f"{calls:,} call{'s' * (calls != 1)}, {sent}"
+        return f"{name}: {sums if self.records else 'no communication'}", table
 
     def counts(self) -> dict[str, int]:
         """Op -> calls in one step."""
         calls: Counter[str] = Counter()
         for record in self.records:
-            calls[record.op] += record.executions.min if record.executions.max is None else record.executions.max
+            calls[record.op] += record.times
         return dict(calls)
 
     def only(self, op: str | None = None, *, over: int = 0, **fields: Any) -> Program:
@@ -74,8 +123,32 @@ class Program:
                     return False
             return True
 
-        return replace(self, records=tuple(filter(fits, self.records)))
+        parts = {name: part.only(op, over=over, **fields) for name, part in self.segments.items()}
+        return replace(self, records=tuple(filter(fits, self.records)), segments=parts)
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; `Program.from_json` is its inverse."""
+        return {
+            "label": self.label,
+            "mesh": dict(self.mesh.axes) if self.mesh else None,
+            "memory": self.memory,
+            "records": [record.to_json() for record in self.records],
+            "totals": totals(self.records),
+        }
 
-def _known(span: dict[str, int | None]) -> int:
-    return int(span["min"] or 0) if span["max"] is None else int(span["max"] or 0)
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Program:
+        """Inverse of `to_json`; of what it lacks beside the records, the default. Raises ValueError, one line."""
+        if not isinstance(fields, Mapping) or not isinstance(fields.get("records"), list):
+            raise ValueError("a program has a list of records")
+        records = tuple(map(Record.from_json, fields["records"]))
+        mesh, memory = fields.get("mesh"), fields.get("memory") or {}
+        for name, sizes in (("mesh", mesh or {}), ("memory", memory)):
+            if not isinstance(sizes, dict) or not all(type(size) is int and size >= 0 for size in sizes.values()):
+                raise ValueError(f"{name} of a program must be sizes by name, not {str(sizes)[:40]!r}")
+        segments = fields.get("segments") or {}
+        if not isinstance(segments, dict):
+            raise ValueError(f"segments of a program must be programs by name, not {str(segments)[:40]!r}")
+        ranks = Mesh(tuple(mesh.items())) if mesh else None
+        parts = {name: Program.from_json(part) for name, part in segments.items()}
+        return Program(records, str(fields.get("label") or ""), ranks, memory, parts)

@@ -1,1 +1,1 @@
-"""One suite over (implementation, strategy, mesh, dtype)."""
+"""One test suite over all implementations, strategies, meshes and dtypes."""

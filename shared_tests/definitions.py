@@ -1,4 +1,4 @@
-"""What each collective is, in NumPy, on the list of all ranks' arrays. One table for both sides."""
+"""What each collective computes, in NumPy, from the list of all ranks' arrays. Both frameworks are tested with it."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ WITH_DIM = ("all_gather", "reduce_scatter")
 
 
 def arguments(op: str, size: int) -> list[dict[str, int]]:
-    """The keyword arguments to try an op with on `size` ranks."""
+    """The keyword arguments with which to test an op on `size` ranks."""
     if op in ROOTED:
         return [{"root": root} for root in sorted({0, size - 1})]
     return [{"dim": dim} for dim in (0, 1)] if op in WITH_DIM else [{}]
 
 
 def inputs(size: int, dtype: str, seed: int = 0) -> Ranks:
-    """An array [8, 4] a rank of small whole numbers, whose sums are exact in every dtype."""
+    """An array [8, 4] per rank of small whole numbers, whose sums are exact in every dtype."""
     rng = np.random.default_rng([seed, size])
     return [rng.integers(-8, 9, (8, 4)).astype(dtype) for _ in range(size)]
 

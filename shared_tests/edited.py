@@ -1,4 +1,4 @@
-"""A module under test with an edit in its source, for as long as a `with` lasts."""
+"""Edits the source of a module under test for the duration of a `with` block."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def edited_source(module: str, edits: Sequence[Edit]) -> str:
 
 
 def put_in_place(module: str, edits: Sequence[Edit]) -> None:
-    """Forget the module's package, but for what must stay, and put the edited module in its place.
+    """Unload the module's package, except what must stay, and load the edited module in its place.
 
     What is imported from then on sees the edit; what was imported before does not.
     """
@@ -45,7 +45,7 @@ def put_in_place(module: str, edits: Sequence[Edit]) -> None:
 
 @contextmanager
 def edited(module: str, edits: Sequence[Edit]) -> Iterator[None]:
-    """`put_in_place` for as long as the `with` lasts. Import inside it what is to see the edit."""
+    """`put_in_place` for the duration of the `with` block. Import inside it what should see the edit."""
     package = importlib.import_module(module.partition(".")[0])
     attributes = dict(vars(package))
     modules = {name: m for name, m in sys.modules.items() if name.startswith(f"{package.__name__}.")}

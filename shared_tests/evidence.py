@@ -1,4 +1,4 @@
-"""What a run has to show: the shards that the layout gives its ranks, and the claims of `contract.proof`."""
+"""What a run must show: that each rank holds the shards of the layout, and the claims of `contract.proof`."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def initial_shards(run: Run) -> list[dict[str, tuple[tuple[int, ...], str, int, 
 
 
 def digest(array: np.ndarray) -> str:
-    """As `Shard.digests` has it: of the bits in C order."""
+    """The digest that `Shard.digests` has: of the bits in C order."""
     return hashlib.blake2b(np.ascontiguousarray(array).view(np.uint8), digest_size=8).hexdigest()
 
 
 def misplaced(run: Run, got: RunResult) -> list[str]:
-    """A line for each parameter that a rank does not hold as the layout says, at the start."""
+    """A line for each parameter that a rank does not hold as the layout says at the start."""
     wrong = []
     for rank, want in enumerate(initial_shards(run)):
         held = got.shards[rank]

@@ -1,4 +1,4 @@
-"""A process looks at what it holds while it trains: memory, open files, sockets."""
+"""Records what a process holds while it trains: memory, open files, sockets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 
 
 class Look(NamedTuple):
-    """Before a step: resident bytes, open file descriptors, and how many of those are sockets."""
+    """What a process holds before a step: resident bytes, open file descriptors, and how many of those are sockets."""
 
     step: int
     rss: int
@@ -21,7 +21,7 @@ class Look(NamedTuple):
 
 @contextmanager
 def looking(train: ModuleType, every: int) -> Iterator[list[Look]]:
-    """Look before every `every`th step that `train`, one of the two modules of that name, makes in the block."""
+    """Record a Look before every `every`th step of `train`, which is one of the two modules of that name."""
     looks: list[Look] = []
     process, make_batch = psutil.Process(), train.make_batch
 

@@ -1,4 +1,4 @@
-"""What tests run on the ranks of a pool: small, because every rank imports it."""
+"""What tests run on the ranks of a pool. The module is small, because every rank imports it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared_tests.looks import Look, looking
 
 
 def train_edited(device: torch.device, run: Run, module: str, edits: Sequence[Edit]) -> Any:
-    """`torch_impl.train.train` with one module edited, for good: a rank lives for one call."""
+    """`torch_impl.train.train` with one module edited, permanently: a rank lives for one call."""
     put_in_place(module, edits)
     return importlib.import_module("torch_impl.train").train(device, run)
 
@@ -39,7 +39,7 @@ def train_looking(device: torch.device, run: Run, every: int) -> tuple[Any, list
 
 
 def loss_alone(device: torch.device, run: Run) -> float:
-    """What the strategy's `loss` gives on the initial parameters and the first batch."""
+    """What the strategy's `loss` returns for the initial parameters and the first batch."""
     from torch_impl import compose, train
     from torch_impl.mesh import make_mesh
 

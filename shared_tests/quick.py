@@ -1,4 +1,4 @@
-"""Compile faster what a test runs only a few times."""
+"""Faster compilation for what a test runs only a few times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 def quick_compilation() -> Iterator[None]:
     """JAX compiles without LLVM's expensive passes, in two thirds of the time.
 
-    XLA's own passes run as always, those that split the work over devices among them; the command line's tests run
+    XLA's own passes run as always, including those that split the work over devices. The tests of the command line run
     every strategy with all optimizations.
     """
     import jax
@@ -24,10 +24,9 @@ def quick_compilation() -> Iterator[None]:
 
 
 def quickly(step: Any) -> Callable[..., Any]:
-    """A function under jit, compiled when it is first called, without XLA's emitters of fused loops where jax has that
-    option, in half the time.
+    """A jitted function, compiled at its first call in half the time, without XLA's emitters of fused loops.
 
-    They come last: how the program is split over devices, and what it communicates, is decided before.
+    These come last, so how the program is split over devices and what it communicates has been decided before.
     """
     from jax_impl.jax_versions import WITHOUT_FUSION_EMITTERS
 

@@ -1,1 +1,1 @@
-"""The explicit side: torch.distributed, every collective written out."""
+"""The torch side: every collective is written with torch.distributed."""

@@ -1,8 +1,8 @@
-"""Gradients summed over replicas beside the backward pass: in flat buckets, sent as they fill (Li et al., 2006.15704).
+"""Gradients summed over replicas in flat buckets, sent while the backward pass still runs (Li et al., 2006.15704).
 
-It does what `weights` of data_parallel does, faster: gradients are moved into flat buckets as they become ready, and
-each full bucket is sent while earlier layers are still computing. The loss rides in the last one, as XLA has it too: a
-call of its own for four bytes takes a fortieth of the default model's step.
+The result is that of `weights` of data_parallel, but sooner: gradients are moved into flat buckets as they become
+ready, and each full bucket is sent while earlier layers are still computing. The loss is sent in the last bucket, as
+XLA does too: a call of its own for four bytes takes a fortieth of the default model's step.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch.distributed import ProcessGroup
 
 from contract.problem import Layer
 
-BUCKET_BYTES = 9 << 20  # two layers of the default model: fewer calls than one a layer, and still some to overlap
+BUCKET_BYTES = 9 << 20  # two layers of the default model: fewer calls than one per layer, and some to overlap
 
 
 @contextmanager
 def overlapped_all_reduce(
     total: Tensor, settled: Callable[[], None], params: list[Layer], passes: int, group: ProcessGroup
 ) -> Iterator[None]:
-    """Sum the gradients of backward passes run inside the `with`, and `total`, a scalar; done when it ends.
+    """Sum the gradients of the backward passes inside the `with`, and `total`, a scalar. Both are done when it ends.
 
-    passes: backward passes, of which the last makes gradients ready. settled: called before `total` is read. Gradients
-    become ready from the last layer to the first. Buckets are sent in the order in which that completes them, the same
-    on every rank, as collectives must be. No rank waits for another before its backward pass is done.
+    passes: the number of backward passes; the last one completes the gradients. settled: called before `total` is read.
+    Gradients become ready from the last layer to the first. Buckets are sent in the order in which this completes them,
+    which is the same on every rank, as collectives require. No rank waits for another before its backward pass is done.
     """
     buckets = make_buckets([*(p for layer in reversed(params) for p in reversed(layer)), total])
     flats = [bucket[0].new_empty(sum(t.numel() for t in bucket)) for bucket in buckets]
@@ -48,7 +48,7 @@ def overlapped_all_reduce(
         if seen[id(p)] < passes:
             return
         assert p.grad is not None
-        p.grad = part.view_as(p).copy_(p.grad)  # at once, while it is in the cache
+        p.grad = part.view_as(p).copy_(p.grad)  # copied at once, while it is in the cache
         missing[index] -= 1
         while len(sent) < len(buckets) and missing[len(sent)] == 0:
             send()
@@ -64,16 +64,16 @@ def overlapped_all_reduce(
     finally:
         for hook in hooks:
             hook.remove()
-    for _, work in zip(buckets, sent, strict=True):  # strict: all were sent
+    for _, work in zip(buckets, sent, strict=True):  # strict asserts that all were sent
         assert work is not None  # this rank is in the group
         work.wait()
     total.copy_(parts[-1][-1].view_as(total))
 
 
 def make_buckets(tensors: list[Tensor], limit: int = BUCKET_BYTES) -> list[list[Tensor]]:
-    """Tensors in buckets of one dtype and about `limit` bytes, in the order in which the last of each comes.
+    """Tensors in buckets of one dtype and about `limit` bytes, in the order in which their last tensor becomes ready.
 
-    One that fills a bucket has it to itself; small ones before and after it still share theirs.
+    A tensor that fills a bucket has it to itself. Small tensors before and after it still share a bucket.
     """
     buckets: list[list[Tensor]] = []
     open_bucket, room = [], limit

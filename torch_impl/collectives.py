@@ -1,8 +1,8 @@
 """The eight collectives over the ranks of a group, and the autograd pairs made of them.
 
 The pictures show ranks 0 and 1 before and after. `A0 A1` are the two blocks of rank 0's tensor along `dim`, `+` is the
-elementwise sum, `.` is nothing. S is the payload in bytes as nccl-tests counts it; wire is what a rank must send.
-Ranks, roots included, are those of the group.
+elementwise sum, `.` is nothing. S is the payload in bytes as nccl-tests counts it, and wire is what a rank must send.
+Ranks, including the root, are numbered within the group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def broadcast(x: Tensor, root: int, group: ProcessGroup) -> Tensor:
 
 
 def scatter(x: Tensor | None, root: int, group: ProcessGroup, like: Tensor) -> Tensor:
-    """Rank r gets block r of the root's tensor, shaped as `like`. S = the root's tensor, wire (n-1)/n S.
+    """Rank r gets block r of the root's tensor, with the shape of `like`. S = the root's tensor, wire (n-1)/n S.
 
     rank 0: A0 A1  =>  A0
     rank 1: .      =>  A1
@@ -42,7 +42,7 @@ def scatter(x: Tensor | None, root: int, group: ProcessGroup, like: Tensor) -> T
 
 
 def gather(x: Tensor, root: int, group: ProcessGroup) -> Tensor | None:
-    """The root gets every rank's tensor, concatenated; the others None. S = the root's result, wire (n-1)/n S.
+    """The root gets every rank's tensor, concatenated; the others get None. S = the root's result, wire (n-1)/n S.
 
     rank 0: A      =>  A B
     rank 1: B      =>  .
@@ -53,7 +53,7 @@ def gather(x: Tensor, root: int, group: ProcessGroup) -> Tensor | None:
 
 
 def reduce(x: Tensor, root: int, group: ProcessGroup) -> Tensor | None:
-    """The root gets the sum, in place; the others None. S = x, wire S.
+    """The root gets the sum, in place; the others get None. S = x, wire S.
 
     rank 0: A      =>  A+B
     rank 1: B      =>  .
@@ -86,7 +86,7 @@ def reduce_scatter(x: Tensor, group: ProcessGroup, dim: int = 0) -> Tensor:
 
 
 def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Everyone gets the sum, in place. S = x, wire 2 (n-1)/n S: a reduce_scatter, then an all_gather.
+    """Everyone gets the sum, in place. S = x, wire 2 (n-1)/n S: that of a reduce_scatter and an all_gather.
 
     rank 0: A      =>  A+B
     rank 1: B      =>  A+B
@@ -107,7 +107,7 @@ def all_to_all(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 # The autograd pairs. Each is named after its two halves, forward_backward. The backward half is the transpose of the
-# forward half seen as a linear map over all ranks, given that the loss is the sum of what the ranks hold.
+# forward half, seen as a linear map over all ranks, if the loss is the sum of what the ranks hold.
 
 
 class _AllGatherReduceScatter(torch.autograd.Function):
@@ -117,8 +117,8 @@ class _AllGatherReduceScatter(torch.autograd.Function):
         return all_gather(x, group, dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return reduce_scatter(grad, ctx.group, ctx.dim), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return reduce_scatter(grads[0], ctx.group, ctx.dim), None, None
 
 
 class _ReduceScatterAllGather(torch.autograd.Function):
@@ -128,8 +128,8 @@ class _ReduceScatterAllGather(torch.autograd.Function):
         return reduce_scatter(x, group, dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return all_gather(grad, ctx.group, ctx.dim), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return all_gather(grads[0], ctx.group, ctx.dim), None, None
 
 
 class _IdentityAllReduce(torch.autograd.Function):
@@ -139,8 +139,8 @@ class _IdentityAllReduce(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(grad.clone(memory_format=torch.contiguous_format), ctx.group), None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(grads[0].clone(memory_format=torch.contiguous_format), ctx.group), None
 
 
 class _AllReduceIdentity(torch.autograd.Function):
@@ -149,25 +149,25 @@ class _AllReduceIdentity(torch.autograd.Function):
         return all_reduce(x.clone(memory_format=torch.contiguous_format), group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
 
 
 def all_gather_reduce_scatter(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
-    """Forward: gather the shards of a tensor. Backward: every rank used the whole, so sum their gradients and split."""
+    """Forward: gather the shards. Backward: every rank used the whole, so sum their gradients and split the sum."""
     return _AllGatherReduceScatter.apply(x, group, dim)  # type: ignore[no-any-return]
 
 
 def reduce_scatter_all_gather(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
-    """Forward: sum partial results and split the sum. Backward: every rank's part got all shards, so gather them."""
+    """Forward: sum partial results and split the sum. Backward: gather the gradients of the shards."""
     return _ReduceScatterAllGather.apply(x, group, dim)  # type: ignore[no-any-return]
 
 
 def identity_all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Megatron's f (Shoeybi et al., 1909.08053). Forward: nothing, x is replicated. Backward: sum the ranks' uses."""
+    """Megatron's f (Shoeybi et al., 1909.08053). Forward: nothing. Backward: sum the gradients of all uses of x."""
     return _IdentityAllReduce.apply(x, group)  # type: ignore[no-any-return]
 
 
 def all_reduce_identity(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Megatron's g. Forward: sum partial results. Backward: nothing, the gradient of the sum is everyone's already."""
+    """Megatron's g. Forward: sum partial results. Backward: nothing, every rank has the gradient of the sum."""
     return _AllReduceIdentity.apply(x, group)  # type: ignore[no-any-return]

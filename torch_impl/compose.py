@@ -1,7 +1,8 @@
-"""One training step of several strategies, each on an axis of its own. Nothing here knows which.
+"""One training step of several strategies, each on its own axis of the mesh. This module knows none of them by name.
 
-A strategy is asked by the names in `contract.strategy`, and what it leaves out changes nothing. The innermost cuts
-first, and the outer ones cut its parts. Gradients are synchronized once a step, after the last microbatch.
+It asks each strategy for the names in `contract.strategy`; a name that a strategy omits changes nothing. The innermost
+strategy cuts first, and the outer ones cut its parts. Gradients are synchronized once per step, after the last
+microbatch.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ BOTH = ("forward", "backward")
 
 
 def load(run: Run) -> Strategies:
-    """The strategies of a run."""
+    """The modules of a run's strategies."""
     return [importlib.import_module(f"torch_impl.explicit.{name}") for name in run.strategies]
 
 
 def chain(strategies: Strategies, name: str, value: Any, mesh: Mesh) -> Any:
-    """What `value` becomes when every strategy that has this name, the innermost first, has had it."""
+    """Pass `value` through the function `name` of every strategy that has it, the innermost first."""
     for strategy in reversed(strategies):
         if hasattr(strategy, name):
             value = getattr(strategy, name)(value, mesh)
@@ -51,7 +52,7 @@ def split_batch(batch: Batch, mesh: Mesh, run: Run) -> Batch:
 
 
 def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Tensor:
-    """The mean squared error over the samples of all ranks, a scalar, the same on every rank."""
+    """The mean squared error over the samples of all ranks: a scalar, the same on every rank."""
     strategies, sums = load(run), Sums(load(run), mesh)
     with torch.no_grad():
         passes(strategies, params, batch, mesh, run, sums.add, kinds=("forward",))
@@ -61,7 +62,7 @@ def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Tensor:
 def loss_and_grads(
     params: list[Layer], batch: Batch, mesh: Mesh, run: Run, **watched: Any
 ) -> tuple[Tensor, list[Layer]]:
-    """The loss, and the gradients of a rank's shards. watched: `observe` and `input_grad` of a pipeline."""
+    """The loss, and the gradients of a rank's shards. watched: `observe` and `input_grad` for a pipeline."""
     strategies = load(run)
     clear_grads(params)
     deferred = [s for s in strategies if run.overlap and getattr(s, "REPLICATED", False)][:1]
@@ -69,16 +70,16 @@ def loss_and_grads(
     sums = Sums(others, mesh)
     beside: AbstractContextManager[None] = nullcontext()
     if deferred:
-        sums.total = batch.weight.new_zeros(())
+        sums.total = total = batch.weight.new_zeros(())
         times = run.microbatches if any(hasattr(s, "execute") for s in strategies) else 1
-        beside = overlapped_all_reduce(sums.total, sums.settle, params, times, mesh.group(deferred[0].AXIS))
+        beside = overlapped_all_reduce(total, sums.settle, params, times, mesh.group(deferred[0].AXIS))
     with beside:
         passes(others, params, batch, mesh, run, sums.add, **watched)
     return sums.result(), grads_of(params)
 
 
 class Sums:
-    """The loss on its way to all ranks: one scalar all_reduce an axis, the last of which need not be waited for."""
+    """Sums the loss over all ranks: one scalar all_reduce per axis. Nothing has to wait for the last one."""
 
     def __init__(self, strategies: Strategies, mesh: Mesh) -> None:
         self.strategies, self.mesh = [s for s in reversed(strategies) if hasattr(s, "total")], mesh
@@ -86,20 +87,20 @@ class Sums:
         self.work: dist.Work | None = None
 
     def add(self, share: Tensor) -> None:
-        """Start the sum of what the ranks have as their share."""
+        """Start the sums of the ranks' shares."""
         self.total = share.clone() if self.total is None else self.total.copy_(share)
         for strategy in self.strategies:
             self.settle()
             self.work = strategy.total(self.total, self.mesh)
 
     def settle(self) -> None:
-        """Wait for what was started."""
+        """Wait for the sum that was started last."""
         if self.work is not None:
             self.work.wait()
             self.work = None
 
     def result(self) -> Tensor:
-        """The loss."""
+        """The loss, once all sums are done."""
         self.settle()
         assert self.total is not None
         return self.total
@@ -115,12 +116,12 @@ def passes(
     kinds: Sequence[str] = BOTH,
     **watched: Any,
 ) -> None:
-    """Forward and backward passes in the order of the one strategy that has an order of its own, or one of each."""
+    """Forward and backward passes in the pipeline's order if there is a pipeline; otherwise one of each."""
     forward = next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
     pipeline = next((s for s in strategies if hasattr(s, "execute")), None)
 
     def used() -> Iterator[Layer]:
-        return (chain(strategies, "weights", layer, mesh) for layer in params)  # each when it is used
+        return (chain(strategies, "weights", layer, mesh) for layer in params)  # each layer at the moment it is used
 
     if pipeline is None:
         share = squared_error(forward(used(), batch.x, mesh), batch)
@@ -129,7 +130,7 @@ def passes(
             share.backward()
         return
 
-    # The passes of all microbatches leave their gradients at what is used, and these go back through `weights` once.
+    # All microbatches accumulate gradients at the layers as used; these go back through `weights` once, at the end.
     whole = list(used())
     leaves = [Layer(*(p if p.is_leaf else p.detach().requires_grad_() for p in layer)) for layer in whole]
     schedule = gpipe(mesh.size(pipeline.AXIS), run.microbatches)

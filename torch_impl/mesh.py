@@ -1,4 +1,4 @@
-"""The mesh as a strategy sees it: three questions, asked by the name of an axis."""
+"""The mesh as a strategy sees it. A strategy asks for group, rank and size by the name of an axis."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from contract.strategy import Run
 
 @dataclass(frozen=True)
 class Mesh:
-    """groups: axis -> the process group of this rank along it. unit: layers that a pipeline may not part."""
+    """groups: axis -> the process group of this rank along it. unit: how many layers a pipeline must keep together."""
 
     groups: Mapping[str, ProcessGroup]
     unit: int = 1
 
     def group(self, axis: str) -> ProcessGroup:
-        """The ranks that differ from this one along the axis alone, and this one."""
+        """This rank and the ranks that differ from it along this axis alone."""
         return self.groups[axis]
 
     def rank(self, axis: str) -> int:
-        """This rank's place on the axis."""
+        """This rank's position on the axis."""
         return self.groups[axis].rank()
 
     def size(self, axis: str) -> int:
@@ -34,15 +34,15 @@ class Mesh:
 
 
 def make_mesh(run: Run, device: torch.device) -> Mesh:
-    """The mesh of a run, over all ranks of the default process group. Every rank has to call it."""
+    """The mesh of a run, over all ranks of the default process group. Every rank must call it."""
     return of_device_mesh(make_device_mesh(run, device), run)
 
 
 def make_device_mesh(run: Run, device: torch.device) -> DeviceMesh:
-    """The axes of a run as torch has them."""
+    """The axes of a run as a torch DeviceMesh."""
     return init_device_mesh(device.type, run.mesh.shape or (1,), mesh_dim_names=run.mesh.names or ("one",))
 
 
 def of_device_mesh(device_mesh: DeviceMesh, run: Run) -> Mesh:
-    """The mesh of a run on a DeviceMesh of the same axes."""
+    """The mesh of a run on a DeviceMesh with the same axes."""
     return Mesh({name: device_mesh.get_group(name) for name in run.mesh.names}, unit_of(run))

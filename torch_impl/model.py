@@ -1,4 +1,4 @@
-"""The MLP's parts that every strategy shares: layers, activation, loss, and the handling of gradients."""
+"""The parts of the MLP that all strategies share: layers, activation, loss, and the handling of gradients."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from torch_impl.mesh import Mesh
 
 
 def forward(params: Iterable[Layer], x: Tensor, mesh: Mesh) -> Tensor:
-    """The layers as a single device computes them, and every strategy that cuts nothing inside of a layer."""
+    """The layers as a single device computes them, for every strategy that does not cut inside a layer."""
     for w, b in params:
         x = gelu(x @ w + b)  # Y[B, F] = X[B, D] @ W[D, F]
     return x
 
 
 def gelu(x: Tensor) -> Tensor:
-    """z Phi(z) by erf, not by tanh; any shape, elementwise."""
+    """z Phi(z), computed by erf, not by tanh. Any shape, elementwise."""
     return F.gelu(x, approximate="none")
 
 
 def squared_error(out: Tensor, batch: Batch) -> Tensor:
-    """sum(weight * (out - y)^2), a scalar in the weight's dtype: these rows' and columns' share of the global mean."""
+    """sum(weight * (out - y)^2), a scalar in the weight's dtype: the part of the global mean that `out` contributes."""
     residual = (out - batch.y).to(batch.weight.dtype)
     return (batch.weight * residual.square()).sum()
 
 
 def clear_grads(params: list[Layer]) -> None:
-    """Forget the last step's gradients, so that the backward pass hands over its own buffers without a copy."""
+    """Drop the last step's gradients, so that the backward pass hands over its own buffers without a copy."""
     for layer in params:
         for p in layer:
             p.grad = None
 
 
 def grads_of(params: list[Layer]) -> list[Layer]:
-    """The gradients that the backward pass left, split as the parameters are."""
+    """The gradients that the backward pass has left, split as the parameters are."""
     return [Layer(w.grad, b.grad) for w, b in params]

@@ -34,10 +34,10 @@ def trace_run(run: Run, workers: Workers | None = None) -> list[Record]:
 
 
 def trace_rank(device: torch.device, run: Run) -> list[Call]:
-    """What every rank runs: the calls of one loss_and_grads."""
+    """What every rank runs: it returns the calls of one loss_and_grads."""
     mesh = make_mesh(run, device)
     d, dtype = run.problem.width, getattr(torch, run.problem.dtype)
-    zero = torch.zeros((), dtype=dtype)  # what is sent does not depend on values, and a full model costs time to draw
+    zero = torch.zeros((), dtype=dtype)  # values do not matter here, and a full model takes time to draw
     full = [Layer(zero.expand(d, d), zero.expand(d)) for _ in range(run.problem.layers)]
     params = make_leaves(split_params(full, mesh, run), device)
     batch = make_batch(mesh, run, 0, device)

@@ -25,7 +25,7 @@ STATE_KEYS = {"momentum": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"} 
 
 @dataclass
 class RankResult:
-    """One rank's share of a RunResult. Arrays that a lower rank holds too are None; digests[k][name] after k steps."""
+    """One rank's share of a RunResult. Arrays that a lower rank holds too are None. digests[k][name]: after k steps."""
 
     losses: list[float]
     grads: list[Layer]
@@ -39,7 +39,8 @@ class RankResult:
 def run(run: Run, workers: Workers | None = None) -> RunResult:
     """Train `run` and gather the full arrays. Raises WorkerError if a rank fails.
 
-    workers: a pool to run in; without one, the processes that torchrun started, else new ones for this run alone.
+    workers: a pool to run in. Without one, the ranks are the processes that torchrun started, or else new ones for this
+    run.
     """
     if workers is None:
         ranks = run_on_ranks(train, run, world_size=run.world_size, device=run.device)
@@ -49,10 +50,10 @@ def run(run: Run, workers: Workers | None = None) -> RunResult:
 
 
 def assemble(run: Run, ranks: list[RankResult]) -> RunResult:
-    """One result from every rank's. The loss is rank 0's; that it is everyone's is checked."""
+    """Combine the results of all ranks. The loss is rank 0's; it is checked that all ranks have the same."""
     for rank, result in enumerate(ranks):
         if result.losses != ranks[0].losses:
-            raise AssertionError(f"rank {rank} has losses {result.losses}, rank 0 {ranks[0].losses}")
+            raise AssertionError(f"rank {rank} has losses {result.losses}, but rank 0 has {ranks[0].losses}")
     return RunResult(
         losses=np.array(ranks[0].losses),
         grads=merge(run, [r.grads for r in ranks]),
@@ -105,7 +106,7 @@ def make_params(mesh: Mesh, run: Run, device: torch.device) -> list[Layer]:
 
 
 def make_leaves(shards: list[Layer], device: torch.device) -> list[Layer]:
-    """Shards of a full model, often views, in memory of their own and as leaves of autograd."""
+    """Copy shards, which are often views of a full model, into memory of their own, as leaves of autograd."""
 
     def leaf(shard: Tensor) -> Tensor:
         return shard.to(device, copy=True, memory_format=torch.contiguous_format).requires_grad_()
@@ -114,7 +115,7 @@ def make_leaves(shards: list[Layer], device: torch.device) -> list[Layer]:
 
 
 def make_batch(mesh: Mesh, run: Run, step: int, device: torch.device) -> Batch:
-    """A rank's shard of a step's batch. The weights, hence the loss, are in float32 at least."""
+    """A rank's shard of a step's batch. The weights, and hence the loss, are in float32 at least."""
     x, y, weight = run.problem.data(step)
     dtype = run.problem.dtype
     weight_dtype = "float64" if dtype == "float64" else "float32"
@@ -123,7 +124,7 @@ def make_batch(mesh: Mesh, run: Run, step: int, device: torch.device) -> Batch:
 
 
 def make_optimizer(params: list[Layer], run: Run) -> torch.optim.Optimizer:
-    """torch.optim's, with the hyperparameters of `contract.optimizer`, over the shards of this rank."""
+    """The optimizer of torch.optim, with the hyperparameters of `contract.optimizer`, over the shards of this rank."""
     leaves = [p for layer in params for p in layer]
     if run.optimizer == "sgd":
         sgd = Sgd()
@@ -144,7 +145,7 @@ def update(optimizer: torch.optim.Optimizer, params: list[Layer], grads: list[La
 
 
 def tensor(array: np.ndarray, dtype: str) -> Tensor:
-    """A float64 array in `dtype`; to bfloat16 by way of float32, as NumPy's bfloat16 goes."""
+    """A float64 array in `dtype`. It goes to bfloat16 by way of float32, as in NumPy."""
     if dtype == "bfloat16":
         return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
     return torch.from_numpy(array.astype(dtype))
@@ -156,7 +157,7 @@ def dtype_name(t: Tensor) -> str:
 
 
 def to_numpy(layers: list[Layer], owns: list[tuple[bool, bool]]) -> list[Layer]:
-    """Copies in NumPy of what this rank is the lowest to hold, else None; bfloat16 widened to float32."""
+    """NumPy copies of what no lower rank holds, None for the rest. bfloat16 is widened to float32."""
 
     def copy(t: Tensor, own: bool) -> np.ndarray | None:
         if not own:
@@ -168,7 +169,7 @@ def to_numpy(layers: list[Layer], owns: list[tuple[bool, bool]]) -> list[Layer]:
 
 
 def squared_norm(layers: list[Layer], owns: list[tuple[bool, bool]]) -> float:
-    """The sum of squares, in float64, over what this rank is the lowest to hold."""
+    """The sum of squares, in float64, over what no lower rank holds."""
     pairs = [(t, own) for layer, o in zip(layers, owns, strict=True) for t, own in zip(layer, o, strict=True)]
     return sum(t.detach().double().square().sum().item() for t, own in pairs if own)
 
@@ -176,6 +177,6 @@ def squared_norm(layers: list[Layer], owns: list[tuple[bool, bool]]) -> float:
 def digests(named: dict[str, Tensor]) -> dict[str, str]:
     """A digest of every tensor's bits."""
     return {
-        name: hashlib.blake2b(p.detach().cpu().contiguous().view(torch.uint8).numpy(), digest_size=8).hexdigest()
+        name: hashlib.blake2b(p.detach().cpu().contiguous().view(torch.uint8).numpy().data, digest_size=8).hexdigest()
         for name, p in named.items()
     }

@@ -6,6 +6,7 @@ from benchmarks.documents.fields import Count, Name, Part, Result, Several, Size
 from benchmarks.documents.steps import Strategy, Work
 from contract.problem import Problem
 from contract.strategy import Run, parse_axes
+from shardiff.diff.rows import Row
 from shardiff.record import Record
 
 
@@ -16,54 +17,29 @@ class Side(Part, frozen=True, kw_only=True):
 
 
 class Written(Side, frozen=True, kw_only=True):
-    """traced: whether it was traced in a run of as many ranks, or is a closed form."""
+    """traced: whether it was traced in a run of as many ranks; else it is the closed form."""
 
     traced: bool
 
 
 class Derived(Side, frozen=True, kw_only=True):
-    """memory: bytes of a device by kind, as the compiler planned them. work: beside communicating."""
+    """memory: bytes of a device by kind, as the compiler planned them. work: what it does besides communicating."""
 
     memory: dict[str, Count]
     work: Work | None = None
 
 
-class Bytes(Part, frozen=True, kw_only=True):
-    """Wire bytes of a rank on either side."""
-
-    explicit: Count
-    derived: Count
-
-
-class Row(Part, frozen=True, kw_only=True):
-    """Records that belong together, as indices of both sides."""
-
-    verdict: str
-    rule: str | None
-    explicit: list[Count]
-    derived: list[Count]
-    bytes: Bytes
-    why: str
-
-
 class Diff(Part, frozen=True, kw_only=True):
-    """One strategy on one target."""
+    """One strategy on one target: what is written on the left, what is derived on the right."""
 
     strategy: Strategy
     implementation: Name
     target: Name
     mesh: dict[str, Several]
-    explicit: Written
-    derived: Derived
+    left: Written
+    right: Derived
     closed_form: Side
     rows: list[Row]
-    unexplained: Count
-
-    def __post_init__(self) -> None:
-        for i, row in enumerate(self.rows):
-            for indices, side in ((row.explicit, self.explicit), (row.derived, self.derived)):
-                if any(index >= len(side.records) for index in indices):
-                    raise ValueError(f"rows[{i}] is of a record that is not there")
 
 
 class Skipped(Part, frozen=True, kw_only=True):

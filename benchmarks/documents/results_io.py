@@ -118,9 +118,8 @@ def explained(message: str) -> str:
     where = re.sub(r"^(key in |value in )?`?\$\.?", "", where.removesuffix("`")) or "it"
     if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
         return f"{where} has no {missing[1]}"
-    what = what.replace(
-        f"str` matching regex {NAME!r}", "str`, one line of at most 200 letters, digits, spaces and .,:;+=()/%-"
-    )
+    name = "one line of at most 200 letters, digits, spaces and .,:;+=()/%-"
+    what = what.replace(f"`str` matching regex {NAME!r}", name)
     what = re.sub(r"`str` matching regex '\^\(\?:([^)]*)\).*'$", lambda names: names[1].replace("|", " or "), what)
     return one_line(f"{where}: {what[:1].lower()}{what[1:]}".replace("`", ""))[:300]
 

@@ -20,6 +20,7 @@ from benchmarks.documents.gpu import Gpu
 from benchmarks.documents.results_io import Section
 from benchmarks.documents.steps import Steps
 from benchmarks.words import binary_size, counted
+from shardiff.diff.rows import unexplained
 from shardiff.record import totals
 
 Document = dict[str, Any]
@@ -59,10 +60,10 @@ def _check(result: Check) -> Iterator[tuple[str, str, Figure]]:
 def _diff(result: Diffs) -> Iterator[tuple[str, str, Figure]]:
     for one in result.diffs:
         name = f"{one.strategy} {one.implementation} {one.target}"
-        for side, word in ((one.explicit, "written"), (one.derived, "derived")):
+        for side, word in ((one.left, "written"), (one.right, "derived")):
             sent = totals(side.records)["wire_bytes"]["min"]
             yield f"{name}: wire bytes {word}", str(result.settings), Figure(sent, "bytes")
-        yield f"{name}: unexplained", str(result.settings), Figure(one.unexplained, "")
+        yield f"{name}: unexplained", str(result.settings), Figure(unexplained(one.rows), "")
 
 
 def _collectives(result: Collectives) -> Iterator[tuple[str, str, Figure]]:

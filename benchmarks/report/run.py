@@ -1,8 +1,8 @@
-"""The measurements of a report, each a command of shardiff in a process of its own: jax and torch start fresh each
-time, what a command holds ends with it, and its progress goes to the terminal.
+"""The measurements of a report. Each is a command of shardiff in a process of its own, so that torch and jax start
+fresh, whatever a command holds ends with it, and its progress goes to the terminal.
 
-A finished section is on disk as NAME.json, with the command that made it. It is taken again when the same command would
-run on the same machine with the same versions and commit; a commit with changes is never the same.
+A finished section is on disk as NAME.json, with the command that made it. It is used again if the same command would
+run on the same machine with the same versions and commit; a commit with uncommitted changes is never the same.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def targets(quick: bool) -> list[str]:
 
 
 def finished(section: str, line: str, directory: Path) -> Document | None:
-    """What this command has measured before, if it would be the same."""
+    """What the same command measured before on the same machine, if it did."""
     with suppress(ValueError):
         document = read_file(directory / f"{section}.json")[section]
         if document.get("command") == line and document.get("complete", True):
@@ -82,7 +82,7 @@ def finished(section: str, line: str, directory: Path) -> Document | None:
 
 
 def unfinished(section: str, directory: Path, since: float) -> Document | None:
-    """What a command that failed has left of its result, written since a time.time()."""
+    """The part of its result that a failed command has written since a time.time()."""
     file = directory / f"{section}.json"
     with suppress(ValueError, OSError):
         return read_file(file)[section] if file.stat().st_mtime >= since else None
@@ -95,8 +95,7 @@ def measure(section: str, line: str, directory: Path) -> Document:
     if section == "diff":
         document = diffs(line)
     elif section == "check":
-        device = "cuda" if machine.num_gpus() >= Run().world_size else "cpu"
-        document = {"kind": section, "schema": SCHEMA, "settings": {"device": device}, **json.loads(output(line))}
+        document = json.loads(output(line))
     else:
         bench(line, file)
         document = json.loads(file.read_text(encoding="utf-8"))
@@ -106,7 +105,7 @@ def measure(section: str, line: str, directory: Path) -> Document:
 
 
 def bench(line: str, file: Path) -> None:
-    """Run a benchmark; what an interrupted one has left in the file is kept, if all its settings are the same."""
+    """Run a benchmark. What an interrupted one has left in the file is kept if all its settings are the same."""
     with suppress(ValueError):
         (left,) = read_file(file).values()
         if not left.get("complete", True) and same_origin(left["machine"], machine.facts()):
@@ -120,7 +119,7 @@ def bench(line: str, file: Path) -> None:
 
 
 def diffs(line: str) -> Document:
-    """The result of the diff, whose command prints one object a line."""
+    """The result of the diff, whose command prints one object on each line."""
     layers = int(line.partition("--layers ")[2].split()[0])
     settings = {**asdict(Problem(layers=layers)), "microbatches": Run().microbatches, "device": "cpu"}
     head = {"kind": "diff", "schema": SCHEMA, "complete": True, "machine": machine.facts(), "settings": settings}
@@ -160,7 +159,7 @@ def output(line: str, *rest: str) -> str:
 
 
 def wait(process: subprocess.Popen[str]) -> str:
-    """What a command prints until it ends. It knows when its ranks are stuck; one that is stopped itself is ended."""
+    """What a command prints until it ends. It notices stuck ranks itself; a command that is stopped is ended here."""
     stopped = 0
     while True:
         try:
@@ -170,5 +169,5 @@ def wait(process: subprocess.Popen[str]) -> str:
                 is_stopped = psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
                 stopped = stopped + 1 if is_stopped else 0
             if stopped > STOPPED:
-                print("shardiff: the command is stopped, and is ended", file=sys.stderr)
+                print("shardiff: the command was stopped and did not continue, so it is ended", file=sys.stderr)
                 process.kill()

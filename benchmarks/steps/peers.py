@@ -1,8 +1,8 @@
-"""What a user of torch would pick instead: DistributedDataParallel, FSDP2, DTensor, torch.distributed.pipelining.
+"""The library equivalents in torch: DistributedDataParallel, FSDP2, DTensor, torch.distributed.pipelining.
 
-Each peer trains the same model on the same batches from the same weights, and ends with the same parameters;
-`shardiff bench steps` times it and checks that. FSDP2 and 1F1B are there as context: they do not do what our strategies
-do, but less memory is what they are picked for.
+Each peer trains the same model on the same batches from the same weights, and ends with the same parameters; `shardiff
+bench steps` times it and checks that. FSDP2 and 1F1B are there for context: they do not do what our strategies do, but
+are used because they need less memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Data parallel (Li et al., 2006.15704): the batch split by samples, every rank with the whole model.
+"""Data parallel (Li et al., 2006.15704): the batch is split by samples, and every rank holds the whole model.
 
-Backward, an all_reduce of every gradient: L (D^2 + D) e bytes together, once a step, whatever the microbatches.
+Backward: all_reduce of every gradient, L (D^2 + D) e bytes in total, once per step whatever the number of microbatches.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def refusal(asked: Asked, n: int) -> str | None:
 
 
 def rows(total: int, n: int) -> list[int]:
-    """Shares as equal as can be."""
+    """The samples are split as equally as possible."""
     return split_sizes(total, n)
 
 
 def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) -> list[Part]:
-    """Nothing: replicas."""
+    """Nothing is cut: every rank holds a replica."""
     return list(parts)
 
 
@@ -41,5 +41,5 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
 
 
 def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
-    """Per row, what a single device keeps."""
+    """For each of its rows a rank keeps what a single device keeps."""
     return list(layers), residual

@@ -1,7 +1,7 @@
-"""Megatron's tensor parallel (Shoeybi et al., 1909.08053): even layers split by columns, odd ones by rows.
+"""Megatron's tensor parallel (Shoeybi et al., 1909.08053): even layers are split by columns, odd ones by rows.
 
-B D e bytes for each of L / 2 pairs forward (all_reduce), and L / 2 - 1 backward: the first pair's input needs no
-gradient. The output is replicated, so the loss needs no sum.
+Forward: all_reduce, B D e bytes for each of L / 2 pairs. Backward: all_reduce, L / 2 - 1 times, because the first
+pair's input needs no gradient. The output is replicated, so the loss needs no sum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ UNIT = 2
 
 
 def refusal(asked: Asked, n: int) -> str | None:
-    """Columns and rows must divide, and layers come in pairs."""
+    """Columns and rows must divide evenly, and layers come in pairs."""
     problem, name = asked.problem, "megatron_tensor_parallel"
     if problem.width % n:
         return f"{name} needs a width divisible by its degree: width {problem.width}, degree {n}"
@@ -55,7 +55,7 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
 
 
 def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
-    """Of a pair the first pre-activation and the activation between the two are split; all else is whole."""
+    """The first pre-activation of a pair and the activation within it are split. Everything else is whole."""
     return [
         Kept(layer.input / n, layer.preactivation) if i % 2 else Kept(layer.input, layer.preactivation / n)
         for i, layer in enumerate(layers)

@@ -1,9 +1,9 @@
-"""Pipeline parallel (Huang et al., 1811.06965): the layers split into stages, the batch into microbatches.
+"""Pipeline parallel (Huang et al., 1811.06965): the layers are split into stages, the batch into microbatches.
 
-B / m D e bytes for each of m microbatches and n - 1 stage boundaries forward, and as much backward. A tick's sends are
-one permute. In GPipe's order there are m + n - 1 ticks each way, but no stage sends in the last: m + n - 2 permutes.
-Under annotations a stage is a part of one shifted buffer (GSPMD, 2105.04663, section 3.3): each of m + n - 1 ticks
-permutes.
+Forward: permute of activations, (B / m) D e bytes for each of m microbatches and n - 1 stage boundaries. Backward:
+permute of their gradients, as many. The sends of one tick are one permute. GPipe's order has m + n - 1 ticks each way,
+but no stage sends in the last one, so there are m + n - 2 permutes. Under annotations a stage is a part of one shifted
+buffer (GSPMD, 2105.04663, section 3.3), and each of the m + n - 1 ticks permutes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNIT = 1
 
 
 def refusal(asked: Asked, n: int) -> str | None:
-    """Every stage needs a layer, or a pair of them, and every microbatch a sample."""
+    """Every stage needs a layer, or a pair of layers, and every microbatch needs a sample."""
     stages = asked.problem.layers // asked.unit
     if stages < n:
         of = "layers" if asked.unit == 1 else "pairs of layers"
@@ -35,13 +35,13 @@ def rows(total: int, n: int) -> list[int]:
 
 
 def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) -> list[Part]:
-    """A stage's layers, whole; `unit` of them stay together."""
+    """A stage's layers, whole. `unit` layers stay together."""
     stage = split_slices(len(parts) // unit, n)[index]
     return list(parts[stage.start * unit : stage.stop * unit])
 
 
 def communication(share: Share, n: int) -> Iterator[Sent]:
-    """One permute for each tick of each phase in which a stage sends, with the most rows that any sends in it."""
+    """One permute for each tick in which a stage sends, as large as the largest microbatch sent in it; and the loss."""
     rows, width, m = share.microbatches, share.features, len(share.microbatches)
     if share.derived:
         edges, ticks = tuple((s, s + 1) for s in range(n - 1)), m + n - 1
@@ -53,7 +53,7 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
         return
     for phase, what in (("forward", "activations"), ("backward", "gradients")):
         for tick in range(m + n - 2):
-            # backward is the mirror image: stage n - 1 - s sends s ticks after the last stage does
+            # the backward pass is the mirror image: stage n - 1 - s sends s ticks after the last stage
             sending = [s for s in range(n - 1) if 0 <= tick - s < m]
             most = max(rows[tick - s] for s in sending)
             edges = tuple((s, s + 1) if phase == "forward" else (n - 1 - s, n - 2 - s) for s in sending)
@@ -63,5 +63,5 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
 
 
 def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
-    """Of its own layers, what a single device keeps; of all microbatches, as all forward passes come first."""
+    """A stage keeps what a single device keeps of its layers, of all microbatches: all forward passes come first."""
     return list(layers), residual

@@ -1,7 +1,7 @@
-"""Tensor parallel: every W and b split by columns, activations gathered between layers.
+"""Tensor parallel: every W and b is split by columns, and activations are gathered between layers.
 
-B D e bytes L - 1 times forward (all_gather) and L - 1 times backward (reduce_scatter). Not L: the loss is taken on the
-shards, and the first layer's input needs no gradient.
+Forward: all_gather, B D e bytes L - 1 times. Backward: reduce_scatter, as many. It is L - 1 and not L, because the loss
+is taken on the shards and the first layer's input needs no gradient.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ UNIT = 1
 
 
 def refusal(asked: Asked, n: int) -> str | None:
-    """Columns must divide."""
+    """The columns must divide evenly."""
     if asked.problem.width % n:
         return f"tensor_parallel needs a width divisible by its degree: width {asked.problem.width}, degree {n}"
     return None
@@ -37,7 +37,7 @@ def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) 
 
 
 def communication(share: Share, n: int) -> Iterator[Sent]:
-    """Gathers of the inputs of all layers but those whose input is whole, their duals, and the loss."""
+    """An all_gather of every layer's input that is split, the reduce_scatter of its gradient, and the loss."""
     width = share.problem.width
     for one in share.passes:
         for i, part in enumerate(share.parts):
@@ -53,5 +53,5 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
 
 
 def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
-    """The inputs are gathered; the pre-activations and the loss's residual are split."""
+    """Inputs are gathered, so they are whole. Pre-activations and the loss's residual are split."""
     return [Kept(layer.input, layer.preactivation / n) for layer in layers], residual / n

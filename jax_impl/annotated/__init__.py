@@ -1,1 +1,1 @@
-"""No collective written: sharding rules are stated and XLA derives the communication."""
+"""The strategies as sharding rules. No collective is written; XLA derives the communication."""

@@ -1,7 +1,7 @@
-"""Data parallel: the batch split by samples over `dp`, every rank with the whole model (Li et al., 2006.15704).
+"""Data parallel: the batch is split by samples over `dp`, and every rank holds the whole model (Li et al., 2006.15704).
 
-No collective is written. The loss is a sum over all samples and a gradient is too, X^T[D, B_dp] @ dY[B_dp, F] with B
-contracted and split: XLA has to all_reduce both, L (D^2 + D) e bytes and a scalar.
+No collective is written. The loss is a sum over all samples, and so is a gradient, X^T[D, B_dp] @ dY[B_dp, F], which
+contracts the split dim B. XLA must all_reduce both: L (D^2 + D) e bytes and a scalar.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Megatron's tensor parallel (Shoeybi et al., 1909.08053): even layers split by columns, odd ones by rows, over `tp`.
 
-No collective is written. An odd layer contracts a dim that is split on both sides, Y[B, D]{U_tp} = H[B, F_tp] @
-W[F_tp, D], so XLA has to all_reduce its output, B D e bytes for each pair; and backward the gradient of the input of
-each pair but the first.
+No collective is written. An odd layer contracts a dim that is split in both factors, Y[B, D]{U_tp} = H[B, F_tp] @
+W[F_tp, D], so XLA must all_reduce its output, B D e bytes for each pair, and in the backward pass the gradient of the
+input of each pair except the first.
 """
 
 from __future__ import annotations

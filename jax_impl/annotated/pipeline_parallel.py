@@ -1,8 +1,8 @@
-"""Pipeline parallel: the layers split into stages over `pp`, the batch into microbatches, run in GPipe's order.
+"""Pipeline parallel: the layers are split into stages over `pp`, the batch into microbatches, in GPipe's order.
 
-No collective is written. The stages are stacked on a split dim, and so is the buffer of what each is working on; in
-every tick all stages compute at once (vmap) and the buffer is shifted by one stage, which XLA turns into a permute
-(GSPMD, 2105.04663, section 3.3). The ticks are a loop, m + n - 1 long, that permutes in bubble ticks too.
+No collective is written. The stages are stacked along a split dim, and so is the buffer of what they work on. In every
+tick all stages compute at once (vmap) and the buffer is shifted by one stage, which XLA turns into a permute (GSPMD,
+2105.04663, section 3.3). The ticks are a loop of m + n - 1 trips, which permutes in bubble ticks too.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ def execute(
     stages: int,
     constrain: Callable[[Array], Array],
 ) -> Array:
-    """All microbatches X[m, b, D] through all stages: the loss.
+    """Take all microbatches X[m, b, D] through all stages: the loss.
 
-    forward: of what all stages work on, X[n_pp, b, D] -> Y[n_pp, b, D]. constrain: states how such a buffer is split.
+    forward: maps what all stages work on, X[n_pp, b, D], to Y[n_pp, b, D]. constrain: states how such an array is
+    split.
     """
     bubble = ((0, stages - 1), (0, 0), (0, 0))
-    inputs = jnp.pad(batch.x, bubble)  # [ticks, b, D]: no more input in the last n - 1 ticks,
+    inputs = jnp.pad(batch.x, bubble)  # [ticks, b, D]: no input in the last n - 1 ticks,
     targets = Batch(*(jnp.pad(a, (bubble[0][::-1], *bubble[1:])) for a in batch))  # no output in the first
 
     def tick(state: Array, at_tick: tuple[Array, Batch]) -> tuple[Array, Array]:
         x, target = at_tick
-        # X[n_pp, b, D]: stage s gets what stage s - 1 computed. Not jnp.roll, whose permute would close the ring.
+        # X[n_pp, b, D]: stage s gets what stage s - 1 computed. The permute of jnp.roll would close the ring.
         state = jnp.pad(state[:-1], ((1, 0), (0, 0), (0, 0))).at[0].set(x)
         state = constrain(forward(state))
         return state, jax.vmap(loss, (0, None))(state, target)  # every stage's, L[n_pp]
 
     state = jnp.zeros((stages, *inputs.shape[1:]), inputs.dtype)
     _, errors = lax.scan(tick, constrain(state), (inputs, targets))
-    return jnp.sum(errors * (jnp.arange(stages) == stages - 1))  # the last stage's; errors[-1] would move the others'
+    return jnp.sum(errors * (jnp.arange(stages) == stages - 1))  # of the last stage alone; indexing would communicate

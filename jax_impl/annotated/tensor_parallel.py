@@ -1,8 +1,8 @@
-"""Tensor parallel: every W and b split by columns over `tp`.
+"""Tensor parallel: every W and b is split by columns over `tp`, and activations are gathered between layers.
 
-No collective is written. A layer's output comes out split by columns, Y[B, F_tp] = X[B, D] @ W[D, F_tp], and the next
-layer contracts that dim with the whole rows of its W, so XLA has to gather it, B D e bytes; the gradient of the
-gathered input is a sum over ranks, which it may reduce_scatter, or all_reduce and slice.
+No collective is written. A layer's output is split by columns, Y[B, F_tp] = X[B, D] @ W[D, F_tp], and the next layer
+contracts that dim with the whole rows of its W, so XLA must gather it, B D e bytes. The gradient of the gathered input
+is a sum over ranks, which XLA may reduce_scatter, or all_reduce and slice.
 """
 
 from __future__ import annotations

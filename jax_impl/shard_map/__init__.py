@@ -1,1 +1,1 @@
-"""Forward collectives written with shard_map; backward ones follow by transposition."""
+"""The strategies with the forward collectives written under shard_map; the backward ones follow by transposition."""

@@ -1,8 +1,8 @@
-"""Data parallel: the batch split by samples over `dp`, every rank with the whole model (Li et al., 2006.15704).
+"""Data parallel: the batch is split by samples over `dp`, and every rank holds the whole model (Li et al., 2006.15704).
 
-Forward: every rank's loss is its samples' share of the mean over all samples, and one psum adds them. Backward,
-derived: the parameters are replicated and used differently by every rank, so their gradients are all_reduced,
-L (D^2 + D) e bytes. It is the transpose of that use, and nobody writes it.
+Forward: each rank's loss is its samples' share of the mean over all samples, and one psum adds the shares. Backward,
+derived: all_reduce of every gradient, L (D^2 + D) e bytes. The parameters are replicated and every rank uses them
+differently (`varying`); the transpose of that is the all_reduce.
 """
 
 from __future__ import annotations

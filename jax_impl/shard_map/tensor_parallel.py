@@ -1,4 +1,4 @@
-"""Tensor parallel: every W and b split by columns over `tp`; activations gathered between layers.
+"""Tensor parallel: every W and b is split by columns over `tp`, and activations are gathered between layers.
 
 Forward: all_gather of the activations before every layer but the first. Backward, derived: reduce_scatter of their
 gradients, its transpose. B D e bytes each, 2 (L - 1) times: the last layer's output stays split, because the loss can
@@ -22,7 +22,7 @@ BATCH_SPEC = Batch(P(), P(None, AXIS), P())  # every input, and the targets of a
 
 
 def forward(params: Iterable[Layer], x: Array) -> Array:
-    """The layers; their output, and an input that another stage has computed, are split: X[B, D_tp]."""
+    """All layers. Their output is split, X[B, D_tp], and so is an input that another stage has computed."""
     for w, b in params:
         if x.shape[1] < w.shape[0]:
             x = all_gather(x, AXIS, dim=1)  # X[B, D] = AllGather_tp(Y[B, D_tp])

@@ -31,18 +31,27 @@ def register(app: typer.Typer) -> None:
 
 def here() -> bool:
     """Whether the package lies in a checkout."""
-    return (ROOT / "benchmarks" / "commands.py").is_file() and (ROOT / "contract").is_dir()
+    return all((ROOT / name).is_file() for name in ("pyproject.toml", "benchmarks/commands.py", "contract/__init__.py"))
 
 
 def lesson(name: str) -> Any:
-    """A module of the lesson. Found in the checkout, whatever the current directory or the path has of that name."""
+    """A module of the lesson. Found in the checkout, whatever the current directory or the path has of that name.
+
+    For this, the checkout comes first on sys.path. A process that loads a user's code must not call this.
+    """
     if sys.path[:1] != [str(ROOT)]:
         sys.path.insert(0, str(ROOT))
     return importlib.import_module(name)
 
 
 def missing(context: typer.Context, arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
-    refuse(
-        f"{context.command.name} trains the strategies of the lesson, which the package does not hold: "
-        f"clone the repository of shardiff, run make install there, then .venv/bin/shardiff {context.command.name}"
+    """The command that stands for one of the lesson's."""
+    refuse(where(str(context.command.name)))
+
+
+def where(what: str) -> str:
+    """Where to find something that only a checkout has, in one line."""
+    return (
+        f"{what} needs the strategies of the lesson, which are not part of the installed package: "
+        "clone the repository of shardiff and run make install there; .venv/bin/shardiff then has it"
     )

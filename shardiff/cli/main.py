@@ -16,13 +16,14 @@ from typing import Annotated, Any
 import typer
 
 from shardiff.cli import checkout
-from shardiff.cli.answers import complain, refuse
+from shardiff.cli.answers import complain, refuse, repeatable
 from shardiff.ranks.verdict import WorkerError
 from shardiff.system import streams
+from shardiff.system.extras import EXTRAS, MissingExtra, missing
 from shardiff.system.interrupt import reliable_interrupts
 
 app = typer.Typer(
-    help="Parallel training in torch.distributed and in JAX: proven equal, and its communication compared.",
+    help="What a distributed training program communicates, in torch.distributed and in JAX, and how two differ.",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -54,6 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         report = str(error).strip()
         print(f"{report}\nshardiff: {report.splitlines()[0].rstrip(':')}", file=sys.stderr)
         return 3
+    except ModuleNotFoundError as error:
+        if not isinstance(error, MissingExtra):
+            if (package := (error.name or "").partition(".")[0]) not in EXTRAS:
+                raise
+            error = missing(arguments[0], package)
+        return complain(str(error))
     except RecursionError:
         return complain("the input is nested too deep")
     except Exception as error:
@@ -103,46 +110,189 @@ def hlo(
 
 @app.command()
 def targets(json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
-    """List the hardware that diff can compile for, and whether its compiler is installed here."""
+    """List the hardware that compile and diff can compile for, and whether its compiler is installed here."""
     from shardiff.cli import targets as target_list
 
     target_list.show(json)
 
 
+@app.command()
+def compile(
+    function: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION", help="Called with a mesh, it returns (function, args) or a jax.stages.Lowered."
+        ),
+    ],
+    target: Annotated[list[str] | None, repeatable("NAME:SIZE", "cpu:8, h100:2x8, v5e:4x4, ...")] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(metavar="AXIS=N,...", help="The axes, outermost first: dp=4,tp=4. -1: what the others leave."),
+    ] = None,
+    fail_on: Annotated[
+        list[str] | None, repeatable("BUDGET", "Exit with 1 where this is exceeded: 'all_gather > 1MB'.")
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Exit with 1 where there is more than this file has.")
+    ] = None,
+    update_baseline: Annotated[bool, typer.Option("--update-baseline", help="Write the baseline instead.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line for each target.")] = False,
+) -> None:
+    """Compile a JAX function of yours for hardware that need not be here, and show what it communicates.
+
+    Exit status: 1 where a budget or the baseline is exceeded, 3 where the file's own code raised an error.
+    """
+    from shardiff.cli import compile as compiling
+    from shardiff.system.extras import require
+
+    require("compile", "jax")
+    try:
+        plan = compiling.plan(function, target or (), mesh, fail_on or (), baseline, update_baseline)
+        raise typer.Exit(compiling.show(plan, json))
+    except ValueError as error:
+        refuse(str(error))
+
+
 @app.command(context_settings={"allow_interspersed_args": False})
 def trace(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python file, run as it is.")],
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file, run as it is; with -m, a module.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")] = None,
+    module: Annotated[bool, typer.Option("-m", "--module", help="Run a module, as python -m does.")] = False,
     nproc: Annotated[
         int | None, typer.Option(metavar="N", help="Processes, started as torchrun would. 1 by default.")
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare every call over ranks before it blocks; stop where they disagree.")
     ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Verify, and stop also where ranks meet in one collective with different parameters, or from "
+            "different lines; without it that is a warning.",
+        ),
+    ] = False,
+    values: Annotated[
+        bool,
+        typer.Option(
+            "--values",
+            help="Compare replicas bit by bit: the results of all_reduce, all_gather and broadcast, and the parameters "
+            "of every DistributedDataParallel at the start and after each step. The first that differs is named.",
+        ),
+    ] = False,
     timeout: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="With --verify, how long a rank may keep others waiting: 30 by default. "
-            "Without, how long no rank may make a call: without a limit by default.",
+            help="How long all ranks may be idle without making a call: 300 by default. Ranks that compute are not "
+            "idle. With --verify, how long a rank may keep others waiting: 30 by default.",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON; the script's output goes to stderr.")] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tell the first N training steps one by one, set-up and the rest apart."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show each record of a large program, not a summary.")] = False,
+    format: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="table, json, csv, markdown, perfetto (a timeline), github (annotations) or junit. For all but table, "
+            "the script's own output goes to stderr.",
+        ),
+    ] = "table",
+    json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    fail_on: Annotated[
+        list[str] | None, repeatable("BUDGET", "Exit with 1 where this is exceeded: 'all_gather > 1MB'.")
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE.json", help="Exit with 1 where there is more than this file has.")
+    ] = None,
+    update_baseline: Annotated[bool, typer.Option("--update-baseline", help="Write the baseline instead.")] = False,
 ) -> None:
-    """Run any torch script and show what its ranks send: every call, merged over ranks, by phase and source line.
+    """Run any torch program and show what its ranks send: every call, merged over ranks, by phase and source line.
 
-    Exit status: the script's own; instead of 0, 1 where ranks disagree or wait for each other, 3 where one is stuck.
+    Exit status: the program's own; instead of 0, 1 where ranks disagree or wait for each other, or a budget or the
+    baseline is exceeded, 3 where a rank is stuck.
     """
-    from shardiff.cli import trace as trace_script
     from shardiff.system import memory
+    from shardiff.system.extras import require
+
+    require("trace", "torch")
+    from shardiff.cli import trace as trace_script
+    from shardiff.tracing.traced import Options
 
     try:
         memory.require((nproc or 1) * memory.PROCESS, f"a script in {nproc} processes")
     except ValueError as error:
         refuse(str(error))
-    if problem := trace_script.refusal(script, nproc, verify, timeout):
+    asked = trace_script.Request(
+        script,
+        arguments or [],
+        module,
+        nproc,
+        Options(verify or strict, strict, values, timeout),
+        "json" if json else format,
+        steps,
+        every,
+        fail_on or (),
+        baseline,
+        update_baseline,
+    )
+    if problem := trace_script.refusal(asked):
         refuse(problem)
-    raise typer.Exit(trace_script.show(script, arguments or [], nproc, json, verify, timeout))
+    raise typer.Exit(trace_script.show(asked))
+
+
+@app.command()
+def diff(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LEFT RIGHT", help="Each: a .json of shardiff's, HLO text, FILE.py:FUNCTION, or SCRIPT.py."
+        ),
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="NAME:SIZE", help="What FILE.py:FUNCTION is compiled for: h100:8, v5e:2x4, ..."),
+    ] = None,
+    left_target: Annotated[str | None, typer.Option(metavar="NAME:SIZE", help="That of the left side alone.")] = None,
+    right_target: Annotated[str | None, typer.Option(metavar="NAME:SIZE", help="That of the right side alone.")] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(metavar="AXIS=N,...", help="The axes of both sides' ranks, outermost first: dp=2,tp=4."),
+    ] = None,
+    left_mesh: Annotated[str | None, typer.Option(metavar="AXIS=N,...", help="Those of the left side.")] = None,
+    right_mesh: Annotated[
+        str | None,
+        typer.Option(metavar="AXIS=N,...", help="Those of the right side. With both, axes of equal names correspond."),
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(metavar="N", help="Processes of SCRIPT.py, which is traced. 2 by default.")
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(metavar="K", help="Which training step of a traced run; the last by default. 0: all of it."),
+    ] = None,
+    fail_on: Annotated[
+        str | None, typer.Option(metavar="WHAT", help="Exit with 1 on: unexplained, extra-bytes.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Compare what two programs communicate: files, JAX functions that are compiled, torch scripts that are traced.
+
+    Exit status: 1 for what --fail-on names, 3 where a function raised; a script's own where it failed.
+    """
+    from shardiff.cli import diff as diffing
+
+    targets, meshes = (left_target or target, right_target or target), (left_mesh or mesh, right_mesh or mesh)
+    if not checkout.here() and (named := [word for word in what if word.isidentifier() and not Path(word).exists()]):
+        refuse(checkout.where(f"diff {named[0]}"))
+    try:
+        pair = diffing.plan(what, targets, meshes, nproc, step, fail_on)
+        raise typer.Exit(diffing.run(pair, bool(left_mesh and right_mesh), fail_on, json))
+    except ValueError as error:
+        refuse(str(error))
 
 
 checkout.register(app)

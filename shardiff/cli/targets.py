@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from shardiff.compiling.hardware import known
+from shardiff.compiling.hardware import known, missing_compiler
 from shardiff.system.words import size
 
 
@@ -19,6 +19,7 @@ def show(as_json: bool) -> None:
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
@@ -26,7 +27,7 @@ def show(as_json: bool) -> None:
         table.add_column(name, overflow="fold")
     for row in rows:
         family = row.family
-        installed = "installed" if row.compiler else 'pip install "shardiff\\[compilers]"'
+        installed = "installed" if row.compiler else escape(missing_compiler(family.kind))
         here = {None: "", 0: "none"}.get(row.attached, str(row.attached))
         memory = size(family.memory) if family.memory else ""
         table.add_row(row.name, ", ".join(family.examples), installed, here, memory, family.link)

@@ -3,25 +3,20 @@
 A target is a name and a size: `cpu:8` devices, `h100:8` GPUs of one host or `h100:2x8` hosts x GPUs, `v5e:2x4` chips of
 a TPU slice. XLA compiles for a description of the hardware (TPUs: the compiler's own; GPUs: `target_configs/`), and a
 program that is lowered from shapes and shardings alone makes no array: a slice of 1,024 chips costs what one of 8 does.
-jax is imported only when something is compiled, after `jax_devices.prepare` has decided how it starts.
+jax is imported only when something is compiled, and its own devices stay as they are, started or not.
 """
 
 from __future__ import annotations
 
-import functools
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from shardiff.compiling.hardware import FAMILIES, PRECISIONS, Target, has_compiler
-from shardiff.ranks.jax_devices import devices, prepare, quiet_stderr
-
-CONFIGS = Path(__file__).parent / "target_configs"
+from shardiff.compiling import devices
+from shardiff.compiling.hardware import PRECISIONS, Target
+from shardiff.ranks.jax_devices import quiet_stderr
 
 
 @dataclass(frozen=True)
@@ -65,8 +60,7 @@ def compile_all(jobs: Sequence[Job], precision: str = "default") -> list[Compile
     """Compile all jobs, in their order, TPU targets beside the others. Not to be called from two threads at once.
 
     precision: of matrix products, "default" (what a plain jit compiles to) or "highest". Raises ValueError, one line,
-    for what cannot be compiled. jax is started on the CPU alone if it has not started; to run on GPUs as well,
-    `jax_devices.prepare` first.
+    for what cannot be compiled.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}; known: {', '.join(PRECISIONS)}")
@@ -74,13 +68,8 @@ def compile_all(jobs: Sequence[Job], precision: str = "default") -> list[Compile
         n, target = job.num_devices, job.target
         if n > target.num_devices:
             raise ValueError(f"{n} ranks need {n} devices, {target} has {target.num_devices}")
-        if not has_compiler(target.kind):
-            raise ValueError(f'{target} needs a compiler that is not installed: pip install "shardiff[compilers]"')
-    cpus = {job.target for job in jobs if job.target.kind == "cpu"}
-    with suppress(RuntimeError):  # jax has started with fewer, which may do
-        prepare(max([64, *(target.num_devices for target in cpus)]), "cpu")  # 64: a later call may need more
-    for target in cpus:
-        target_devices(target)  # raises ValueError where they are too few
+    for target in dict.fromkeys(job.target for job in jobs):
+        devices.get(target)  # raises ValueError where there is no compiler
 
     # TPU programs one by one: libtpu's code generator for SparseCores overflows its stack where two run at once.
     with quiet_stderr(), ThreadPoolExecutor(1) as tpus, ThreadPoolExecutor(1) as others:
@@ -100,11 +89,10 @@ def compile_one(job: Job, precision: str) -> Compiled:
 
     start, target, n = time.perf_counter(), job.target, job.num_devices
     highest = "highest" if precision == "highest" else None
-    # There is no GPU to try kernels on, and no need to: which one is chosen does not change the communication.
-    options = {"xla_gpu_autotune_level": 0} if target.kind == "gpu" else None
+    options = devices.compiler_options(target.kind)
     with jax.enable_x64(job.x64), jax.default_matmul_precision(highest):
         try:
-            compiled = job.lower(target_devices(target)[:n]).compile(options)
+            compiled = job.lower(devices.get(target)[:n]).compile(options)
         except (jax.errors.JaxRuntimeError, NotImplementedError, AssertionError) as e:
             line = str(e).strip().partition("\n")[0]
             if n < target.num_devices and target.kind == "tpu":
@@ -114,20 +102,3 @@ def compile_one(job: Job, precision: str) -> Compiled:
         kinds = ("argument", "output", "temp", "generated_code", "alias")
         memory = Memory(*(getattr(plan, f"{kind}_size_in_bytes") for kind in kinds))
         return Compiled(target, compiled.as_text(), memory, flops, time.perf_counter() - start)
-
-
-@functools.cache
-def target_devices(target: Target) -> list[Any]:
-    """The devices of a target: this machine's for a CPU, else devices that exist only for the compiler."""
-    from jax.experimental.topologies import get_topology_desc
-
-    if target.kind == "cpu":
-        return devices(target.num_devices, "cpu")
-    if target.kind == "gpu":
-        hosts, gpus = target.shape if len(target.shape) == 2 else (1, *target.shape)
-        config = (CONFIGS / f"{target.name}.txtpb").read_text()
-        options = {"target_config": config, "topology": f"1x{hosts}x{gpus}"}
-        return get_topology_desc(str(target), platform="cuda", **options).devices
-    os.environ.setdefault("TPU_LOG_DIR", "disabled")  # or libtpu leaves log files in /tmp
-    options = {"chip_config_name": name} if (name := FAMILIES[target.name].chip_config) else {}
-    return get_topology_desc(str(target), platform="tpu", **options).devices

@@ -6,10 +6,10 @@ import math
 import re
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from shardiff.system.extras import installed
 from shardiff.system.machine import cores
 
 PRECISIONS = ("default", "highest")
@@ -119,8 +119,13 @@ def known() -> list[Known]:
     return [Known(n, f, has_compiler(f.kind), here[f.kind](n)) for n, f in FAMILIES.items()]
 
 
+def missing_compiler(kind: str) -> str:
+    """The command that installs the compiler for a kind of target."""
+    return f'pip install "shardiff[{"jax" if kind == "cpu" else "compilers"}]"'
+
+
 def has_compiler(kind: str) -> bool:
     """Whether the compiler for a kind of target is installed. The CPU's comes with jax."""
-    if kind == "tpu":
-        return find_spec("libtpu") is not None
-    return kind == "cpu" or any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
+    if kind == "gpu":
+        return any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins"))
+    return installed("libtpu" if kind == "tpu" else "jax")

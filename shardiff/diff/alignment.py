@@ -1,240 +1,262 @@
-"""The alignment behind a diff: which records that were written match which that were derived, overlooking what.
+"""The alignment behind a diff: which records of one program are the counterparts of which of the other.
 
-Records are taken apart into atoms, one for each operand of a combined collective, as often as it executes. Atoms are
-matched from the strictest sense of equal to the loosest; what a match had to overlook is its rule. Bytes decide, not
-counts of calls: a compiler may combine.
+Atoms (see `shardiff.diff.atoms`) are matched from the strictest sense of equal to the loosest; what a match had to
+overlook is its rule. Bytes decide, not counts of calls: a compiler may combine.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
+from shardiff.diff.atoms import Atom, Sense, atoms, likeness, overlooked, same_ranks, same_work
 from shardiff.record import Record
 
-ITEMSIZE = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
-
-# (rule, ops that were written, ops that stand for them). One side has a single op.
-REWRITES = (  # two for one first, lest one of the two be taken for less
-    ("decomposed_all_reduce", ("all_reduce",), ("reduce_scatter", "all_gather")),
-    ("recomposed_all_reduce", ("reduce_scatter", "all_gather"), ("all_reduce",)),
-    ("unfused_reduce_scatter", ("reduce_scatter",), ("all_reduce",)),
-    ("fused_reduce_scatter", ("all_reduce",), ("reduce_scatter",)),
-    ("gather_by_sum", ("all_gather",), ("all_reduce",)),
-    ("broadcast_by_sum", ("broadcast",), ("all_reduce",)),
-)
-
-
-@dataclass
-class Atom:
-    """One operand of one record. size: payload bytes; left: how many of its executions have no match yet."""
-
-    index: int
-    record: Record
-    size: int
-    left: int
-
-    @property
-    def elements(self) -> float:
-        """The size in elements where the type is known, in bytes where it is not."""
-        return self.size / ITEMSIZE.get(self.record.dtype, 1)
-
-
-Links = defaultdict[tuple[int, int], set[str]]  # (explicit index, derived index) -> the rules of their matches
+Node = tuple[int, int]  # a record: its side, and its index
+MOST_STEPS = 1_000_000  # of all searches for sums together, so that none takes minutes
 
 
 @dataclass(frozen=True)
-class Sense:
-    """A sense of equal: with the same type, or as many elements of any; in the same phase, or in any."""
+class Link:
+    """All of `left` together stand for all of `right`, under these rules; records by side and index."""
 
-    same_type: bool
-    same_phase: bool
-
-    def key(self, atom: Atom, op: str) -> tuple[Any, ...]:
-        """Two atoms are equal in this sense if their keys are, and their groups if known."""
-        record = atom.record
-        kind = (record.dtype, atom.size) if self.same_type else atom.elements
-        return op, kind, record.phase if self.same_phase else None
-
-    def rules(self, a: Atom, b: Atom) -> set[str]:
-        """What was overlooked between two atoms."""
-        moved, typed = a.record.phase != b.record.phase, a.record.dtype != b.record.dtype
-        return {rule for rule, applies in (("moved", moved), ("dtype", typed)) if applies}
+    nodes: tuple[Node, ...]
+    rules: frozenset[str]
 
 
-def match(explicit: Sequence[Record], derived: Sequence[Record]) -> tuple[Links, list[Atom], list[Atom]]:
-    """All links, and the atoms of both sides, of which those with executions left have no match."""
-    ours, theirs, links = atoms(explicit), atoms(derived), Links(set)
-    for same_phase in (True, False):
-        senses = (Sense(True, same_phase), Sense(False, same_phase))
-        for sense in senses:
-            _one_to_one(ours, theirs, links, sense, same_edges=True)
-            _one_to_one(ours, theirs, links, sense, same_edges=False)
-            _sums(ours, theirs, links, sense)
-            _regrouped(ours, theirs, links, sense)
-        for sense in senses:
-            for rewrite in REWRITES:
-                _rewrites(ours, theirs, links, sense, *rewrite)
-    _extras(ours, theirs, links)
-    return links, ours, theirs
+@dataclass
+class Match:
+    """What is matched so far. sides: the atoms of the left program, and of the right."""
+
+    sides: tuple[list[Atom], list[Atom]]
+    links: list[Link] = field(default_factory=list)
+    steps: int = MOST_STEPS
+    by_op: tuple[dict[str, list[Atom]], dict[str, list[Atom]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.by_op = defaultdict(list), defaultdict(list)
+        for side, index in zip(self.sides, self.by_op, strict=True):
+            for atom in side:
+                index[atom.op].append(atom)
+
+    def link(self, taken: Iterable[tuple[Atom, int]], rules: Iterable[str] = (), extra: bool = False) -> None:
+        """These executions of these atoms explain each other. extra: they have no counterpart, and a rule says why."""
+        taken = list(taken)
+        for atom, times in taken:
+            atom.left -= times
+            atom.matched += 0 if extra else times
+        self.join((atom for atom, _ in taken), rules)
+
+    def join(self, of: Iterable[Atom], rules: Iterable[str]) -> None:
+        """The records of these atoms are in one row, under these rules among others."""
+        self.links.append(Link(tuple(dict.fromkeys((atom.side, atom.index) for atom in of)), frozenset(rules)))
+
+    def pair(
+        self, left: Sequence[Atom], right: Sequence[Atom], rules: Iterable[str] = (), most: int | None = None
+    ) -> None:
+        """All of `left` stand for all of `right`, as often as each has executions left, or `most` times."""
+        times = min([atom.left for atom in (*left, *right)] + ([] if most is None else [most]))
+        found = {rule for a in left for b in right for rule in overlooked(a, b)}
+        self.link([(atom, times) for atom in (*left, *right)], found | set(rules))
+
+    def subset(self, ends: np.ndarray, target: int) -> list[int]:
+        """`subset_with_sum`, while there is effort left for it."""
+        if self.steps <= 0:
+            return []
+        self.steps -= len(ends) // 16 + (20_000 if 12 < len(ends) <= 25 else 500)
+        return subset_with_sum(ends, target)
+
+    def open(self, side: int, op: str | None = None) -> list[Atom]:
+        """The atoms that have executions left, of one op or of any."""
+        return [atom for atom in (self.sides[side] if op is None else self.by_op[side].get(op, ())) if atom.left]
 
 
-def atoms(records: Sequence[Record]) -> list[Atom]:
-    """The operands of all records."""
-    return [Atom(i, r, size, executions(r)) for i, r in enumerate(records) for size in sizes(r)]
+@dataclass(frozen=True)
+class Rewrite:
+    """One op of the left program for which another of the right stands. anywhere: also in another phase."""
+
+    rule: str
+    left: str
+    right: str
+    anywhere: bool = True
 
 
-def sizes(record: Record) -> tuple[int, ...]:
-    """The payload bytes of each operand."""
-    return tuple(part.bytes for part in record.parts) or (record.payload_bytes,)
+def match(left: Sequence[Record], right: Sequence[Record], axes: Mapping[str, str] | None = None) -> Match:
+    """Atoms of both sides with their direct counterparts; what has none is left open for other rules."""
+    return Match((atoms(left, 0, axes), atoms(right, 1, axes)))
 
 
-def executions(record: Record) -> int:
-    """How often it runs in a step; where only a lower bound is known, that, and at least once."""
-    most = record.executions.max
-    return max(record.executions.min, 1) if most is None else most
+def identical(found: Match) -> None:
+    """What is equal in every fact that is known, its source and its parameter included."""
+
+    def key(atom: Atom) -> tuple[Any, ...]:
+        r = atom.record
+        return atom.op, atom.dtype, atom.size, r.phase, atom.signature(), r.source, r.detail, r.executions
+
+    _bucketwise(found, key, key, lambda a, b: True)
 
 
-def _link(ours: Sequence[Atom], theirs: Sequence[Atom], links: Links, sense: Sense, rules: Sequence[str] = ()) -> None:
-    """All of `ours` together are all of `theirs`, as often as each has executions left."""
-    times = min(atom.left for atom in (*ours, *theirs))
-    for atom in (*ours, *theirs):
-        atom.left -= times
-    for a in ours:
-        for b in theirs:
-            links[a.index, b.index] |= sense.rules(a, b) | set(rules)
+def one_to_one(found: Match, sense: Sense, rewrite: Rewrite | None = None, exact_edges: bool = False) -> None:
+    """Pairs of atoms of the same amount; the more alike, the earlier."""
+
+    def allowed(a: Atom, b: Atom) -> bool:
+        if exact_edges and set(a.record.edges or ()) != set(b.record.edges or ()):
+            return False
+        return same_work(a, b) and same_ranks(a, b)
+
+    def key(atom: Atom) -> tuple[Any, ...]:
+        return _op(atom, rewrite), sense.amount(atom), sense.kind(atom)
+
+    _bucketwise(found, key, Atom.signature, allowed, [rewrite.rule] if rewrite else [])
 
 
-def _same_group(a: Atom, b: Atom) -> bool:
-    sizes = (a.record.group_size, b.record.group_size)
-    return None in sizes or sizes[0] == sizes[1]
+def other_ranks(found: Match, sense: Sense) -> None:
+    """Pairs that would be counterparts if the same ranks took part: as many do, but others."""
+
+    def allowed(a: Atom, b: Atom) -> bool:
+        return same_work(a, b) and a.record.group_size == b.record.group_size
+
+    def key(atom: Atom) -> tuple[Any, ...]:
+        return atom.op, sense.amount(atom), sense.kind(atom)
+
+    _bucketwise(found, key, Atom.signature, allowed, ["other_ranks"])
 
 
-def _candidates(many: list[Atom], sense: Sense) -> dict[tuple[Any, ...], list[Atom]]:
-    """Atoms that have executions left, by their keys."""
-    found = defaultdict(list)
-    for atom in many:
-        if atom.left:
-            found[sense.key(atom, atom.record.op)].append(atom)
-    return found
+def _op(atom: Atom, rewrite: Rewrite | None) -> str | None:
+    """The op, or for a rewrite one name for both, and None for what it does not concern."""
+    if rewrite is None:
+        return atom.op
+    return rewrite.rule if atom.op == (rewrite.left, rewrite.right)[atom.side] else None
 
 
-def _one_to_one(ours: list[Atom], theirs: list[Atom], links: Links, sense: Sense, same_edges: bool) -> None:
-    candidates = _candidates(theirs, sense)
-    for a in ours:
-        for b in candidates.get(sense.key(a, a.record.op), ()) if a.left else ():
-            edges_differ = None not in (a.record.edges, b.record.edges) and edges([a.record]) != edges([b.record])
-            if a.left and b.left and _same_group(a, b) and not (edges_differ and same_edges):
-                _link([a], [b], links, sense, ["edges"] if edges_differ else [])
+def _bucketwise(
+    found: Match,
+    key: Callable[[Atom], tuple[Any, ...]],
+    signature: Callable[[Atom], tuple[Any, ...]],
+    allowed: Callable[[Atom, Atom], bool],
+    rules: Sequence[str] = (),
+) -> None:
+    """Pair the open atoms of equal keys, first those of the likest signatures, in the order of the programs.
 
-
-def edges(records: Sequence[Record]) -> set[tuple[int, int]]:
-    """All edges of some permutes."""
-    return {edge for record in records for edge in record.edges or ()}
-
-
-def _sums(ours: list[Atom], theirs: list[Atom], links: Links, sense: Sense) -> None:
-    """Several of one side that add up to one of the other."""
-    for ones, many in ((theirs, ours), (ours, theirs)):
-        groups = defaultdict(list)  # whatever the size
-        for atom in many:
-            groups[_without_size(sense, atom)].append(atom)
-        for one in ones:
-            others = (
-                [m for m in groups[_without_size(sense, one)] if m.left and _same_group(m, one)] if one.left else []
-            )
-            sizes = [m.size if sense.same_type else m.elements for m in others]
-            chosen = [others[i] for i in subset_with_sum(sizes, one.size if sense.same_type else one.elements)]
-            if len(chosen) > 1:
-                _link(*([one], chosen) if many is theirs else (chosen, [one]), links, sense)
-
-
-def _regrouped(ours: list[Atom], theirs: list[Atom], links: Links, sense: Sense) -> None:
-    """All that is left of one kind on one side, which adds up to all that is left of it on the other."""
-    groups: dict[tuple[Any, ...], tuple[list[Atom], list[Atom]]] = defaultdict(lambda: ([], []))
-    for side, many in enumerate((ours, theirs)):
-        for atom in (atom for atom in many if atom.left):
-            groups[*_without_size(sense, atom), atom.record.group_size][side].append(atom)
-    for left, right in groups.values():
-        sums = [sum(a.left * (a.size if sense.same_type else a.elements) for a in side) for side in (left, right)]
-        if left and right and sums[0] == sums[1] and len(left) + len(right) > 2:
-            for a in left:
-                for b in right:
-                    links[a.index, b.index] |= sense.rules(a, b) | {"regrouped"}
-            for atom in (*left, *right):
-                atom.left = 0
-
-
-def _without_size(sense: Sense, atom: Atom) -> tuple[Any, ...]:
-    record = atom.record
-    return record.op, record.dtype if sense.same_type else None, record.phase if sense.same_phase else None
-
-
-def subset_with_sum(sizes: Sequence[float], target: float, most: int = 24) -> list[int]:
-    """Indices of some of `sizes` that add up to `target`, or none.
-
-    Looks for a run of neighbours, the whole among them; of up to `most` sizes, for any subset.
+    The atoms of one signature are alike in all that `allowed` looks at, so it is asked once for two signatures.
     """
-    starts = {0.0: 0}
-    for end, total in enumerate(accumulate(sizes), 1):
-        if total - target in starts:
-            return list(range(starts[total - target], end))
-        starts[total] = end
-    if len(sizes) > most:
+    buckets: dict[tuple[Any, ...], tuple[dict[Any, deque[Atom]], dict[Any, deque[Atom]]]] = {}
+    for side in (0, 1):
+        for atom in found.open(side):
+            if (kind := key(atom))[0] is not None and (side == 0 or kind in buckets):
+                bucket = buckets.setdefault(kind, ({}, {}))
+                bucket[side].setdefault(signature(atom), deque()).append(atom)
+    for left, right in buckets.values():
+        pairs = [(mine, theirs) for mine in left.values() for theirs in right.values() if allowed(mine[0], theirs[0])]
+        for mine, theirs in sorted(pairs, key=lambda pair: -likeness(pair[0][0], pair[1][0])):
+            while mine and theirs:
+                found.pair([mine[0]], [theirs[0]], rules, most=evenly(mine, theirs))
+                for queue in (mine, theirs):
+                    if not queue[0].left:
+                        queue.popleft()
+                    else:
+                        queue.rotate(-1)  # what runs in a loop is the counterpart of some of each tick's calls
+
+
+def evenly(mine: Sequence[Atom], theirs: Sequence[Atom]) -> int:
+    """How often the first of two queues are counterparts, such that all of a queue have as many as the others."""
+    counts = [-(-queue[0].left // len(other)) for queue, other in ((mine, theirs), (theirs, mine))]
+    return max(1, *counts) if min(mine[0].left, theirs[0].left) > 1 else 1
+
+
+def sums(found: Match, sense: Sense, rewrite: Rewrite | None = None) -> None:
+    """Several atoms of one side whose amounts add up to one of the other."""
+    rules = [rewrite.rule] if rewrite else []
+    for side in (1, 0):  # the side of the one
+        groups: dict[tuple[Any, ...], dict[Any, list[Atom]]] = defaultdict(lambda: defaultdict(list))
+        for atom in found.open(1 - side):
+            groups[_op(atom, rewrite), sense.kind(atom)][atom.signature()].append(atom)
+        hopeless: set[tuple[Any, ...]] = set()
+        cache: dict[tuple[Any, ...], tuple[list[Atom], np.ndarray]] = {}
+        ones = deque(found.open(side))
+        while ones:
+            one = ones.popleft()
+            kind = _op(one, rewrite), sense.kind(one)
+            asked = (*kind, one.signature(), sense.amount(one))
+            if kind[0] is None or kind not in groups or asked in hopeless:
+                continue
+            if asked[:-1] not in cache:
+                alike = groups[kind].values()
+                fit = (some for some in alike if same_work(some[0], one) and same_ranks(some[0], one))
+                several = sorted((m for some in fit for m in some if m.left), key=lambda m: (m.index, m.part))
+                cache[asked[:-1]] = several, cumulative(map(sense.amount, several))
+            several, ends = cache[asked[:-1]]
+            chosen = [several[i] for i in found.subset(ends, sense.amount(one))]
+            if len(chosen) < 2 or not splits(one, chosen):
+                hopeless.add(asked)
+                continue
+            found.pair(*([one], chosen) if side == 0 else (chosen, [one]), rules)
+            cache.clear()
+            if one.left:
+                ones.append(one)  # after the others have had their turn
+
+
+def splits(one: Atom, several: Sequence[Atom]) -> bool:
+    """Whether one array can be made of these: a flat one of any, one with a shape only of its slices along a dim."""
+    if one.shape is None or len(one.shape) < 2 or any(m.shape is None or len(m.shape) < 2 for m in several):
+        return True
+    shapes = [m.shape or () for m in several]
+    if any(len(shape) != len(one.shape) for shape in shapes):
+        return True  # reshaped on the way
+    return any(
+        all(shape[:dim] + shape[dim + 1 :] == one.shape[:dim] + one.shape[dim + 1 :] for shape in shapes)
+        for dim in range(len(one.shape))
+    )
+
+
+def cumulative(numbers: Iterable[int]) -> np.ndarray:
+    """0 and the cumulative sums; beyond 64 bits, of Python's own integers."""
+    ends = list(accumulate(numbers, initial=0))
+    return np.array(ends, dtype=np.int64 if ends[-1] < 2**62 else object)
+
+
+def subset_with_sum(ends: np.ndarray, target: int, most: int = 24) -> list[int]:
+    """Indices of some numbers that add up to `target`, or none. ends: 0 and their cumulative sums.
+
+    Looks for a run of neighbours, the whole among them; of up to `most` numbers, for any subset.
+    """
+    if not 0 < target <= ends[-1]:
         return []
-    reached: dict[float, tuple[int, ...]] = {0.0: ()}
-    for i, size in enumerate(sizes):
+    at = np.minimum(np.searchsorted(ends, ends + target), len(ends) - 1)
+    hits = np.flatnonzero(ends[at] == ends + target)
+    if len(hits):
+        return [i for i in range(hits[0], at[hits[0]]) if ends[i + 1] > ends[i]]
+    numbers = np.diff(ends).tolist()
+    if len(numbers) > most:
+        return []
+    reached: dict[int, tuple[int, ...]] = {0: ()}
+    for i, number in enumerate(numbers):
         for total, chosen in list(reached.items()):
-            if total + size <= target and len(reached) < 10_000:
-                reached.setdefault(total + size, (*chosen, i))
+            if total + number <= target and len(reached) < 10_000:
+                reached.setdefault(total + number, (*chosen, i))
     return list(reached.get(target, ()))
 
 
-def _rewrites(
-    ours: list[Atom],
-    theirs: list[Atom],
-    links: Links,
-    sense: Sense,
-    rule: str,
-    written: Sequence[str],
-    derived: Sequence[str],
-) -> None:
-    """Atoms of the ops `written` for which those of the ops `derived`, of the same size, stand."""
-    joined = len(written) > 1  # several were written, one stands for them
-    singles, many, ops = (theirs, ours, written) if joined else (ours, theirs, derived)
-    single_op = (derived if joined else written)[0]
-    candidates = _candidates(many, sense)
-    for one in singles:
-        while one.left and one.record.op == single_op:
-            found = [
-                next((m for m in candidates.get(sense.key(one, op), ()) if m.left and _same_group(one, m)), None)
-                for op in ops
-            ]
-            partners = [m for m in found if m is not None]
-            if len(partners) < len(ops):
-                break
-            _link(*(partners, [one]) if joined else ([one], partners), links, sense, [rule])
-
-
-def _extras(ours: list[Atom], theirs: list[Atom], links: Links) -> None:
-    """Executions of derived records beyond those written, which a rule explains nevertheless."""
-    kept = [a for a in ours if a.record.op == "all_gather" and a.record.phase == "forward"]
-    for extra in theirs:
-        if not extra.left:
+def regrouped(found: Match, sense: Sense, rewrite: Rewrite | None = None) -> None:
+    """All that is open of one kind on one side, which adds up to all that is open of it on the other."""
+    groups: dict[tuple[Any, ...], tuple[list[Atom], list[Atom]]] = defaultdict(lambda: ([], []))
+    for side in (0, 1):
+        for atom in found.open(side):
+            if (op := _op(atom, rewrite)) is not None:
+                groups[op, sense.kind(atom), atom.record.group_size, atom.ranks][side].append(atom)
+    for left, right in groups.values():
+        amounts = [sum(atom.left * sense.amount(atom) for atom in side) for side in (left, right)]
+        if not left or not right or amounts[0] != amounts[1] or len(left) + len(right) < 3:
             continue
-        op, phase, linked = extra.record.op, extra.record.phase, [i for i, j in links if j == extra.index]
-        if op == "collective_permute" and linked:
-            for i in linked:
-                links[i, extra.index].add("bubble_ticks")
-            extra.left = 0
-        alike = [a for a in kept if a.elements == extra.elements]
-        if op == "all_gather" and phase == "backward" and alike:
-            first, *_ = alike
-            links[first.index, extra.index] |= {"gathered_again"} | (
-                Sense(False, False).rules(first, extra) - {"moved"}
-            )
-            extra.left = 0
-            kept.append(kept.pop(kept.index(first)))  # the next one is taken for another's
+        if 1 in (len(left), len(right)) and not splits(*((left[0], right) if len(left) == 1 else (right[0], left))):
+            continue
+        likes = [{atom.signature(): atom for atom in side}.values() for side in (left, right)]
+        if all(same_work(a, b) and same_ranks(a, b) for a in likes[0] for b in likes[1]):
+            rules = {rule for a in left for b in right for rule in overlooked(a, b)} | {"regrouped"}
+            taken = [(atom, atom.left) for atom in (*left, *right)]
+            found.link(taken, rules | ({rewrite.rule} if rewrite else set()))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from shardiff.diff.record_view import times
-from shardiff.diff.rules import WHY, Row, sentence
+from shardiff.diff.record_view import summary, times
+from shardiff.diff.rows import Row
+from shardiff.diff.rules import WHY, labels, sentence
+from shardiff.program import Program
 from shardiff.record import PHASES, Record
 from shardiff.system.words import size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
+    from rich.table import Table
 
 BAR = 14  # columns of the longest bar
 # Okabe and Ito's colours, which colour-blind readers can tell apart (jfly.uni-koeln.de/color).
@@ -41,47 +44,47 @@ def describe(records: Sequence[Record], with_async: bool = True) -> str:
     return "\n".join(lines) or "-"
 
 
-def phase_of(row: Row, explicit: Sequence[Record], derived: Sequence[Record]) -> str:
-    """The phase under which a row is shown: that of what was written, the earliest if there are several."""
-    records = [explicit[i] for i in row.explicit] or [derived[j] for j in row.derived]
-    return min((record.phase for record in records), key=PHASES.index)
+def phase_of(row: Row) -> str:
+    """The phase under which a row is shown: that of its left records, the earliest if there are several."""
+    return min((record.phase for record in row.left or row.right), key=PHASES.index)
 
 
-def render(
-    explicit: Sequence[Record], derived: Sequence[Record], rows: Sequence[Row], left: str, right: str
-) -> list[RenderableType]:
-    """The table of rows, alike ones in one line."""
+def told(row: Row, names: tuple[str, str]) -> str:
+    """The verdict in a table: the rules' names, or what the only side with records is called."""
+    if row.rules:
+        return ", ".join(row.rules).replace("_", " ")
+    return {"only left": f"only {names[0]}", "only right": f"only {names[1]}"}.get(row.verdict, row.verdict)
+
+
+def table(rows: Sequence[Row], names: tuple[str, str]) -> Table:
+    """The rows in phases, those that are alike in one line. names: what the sides are called."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
 
     alike: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        ours, theirs = [explicit[i] for i in row.explicit], [derived[j] for j in row.derived]
-        kinds = (describe(ours, with_async=False), describe(theirs, with_async=False))
-        key = (phase_of(row, explicit, derived), *kinds, row.verdict, row.rules)
-        alike.setdefault(key, []).append(row)
+        kinds = (describe(row.left, with_async=False), describe(row.right, with_async=False))
+        alike.setdefault((phase_of(row), *kinds, row.verdict, row.rules), []).append(row)
     most = max([sum(max(row.bytes.values()) for row in group) for group in alike.values()] + [1])
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("phase", left, right, "verdict"):
-        table.add_column(escape(name), overflow="fold")
-    table.add_column("wire bytes", no_wrap=True)
+    result = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("phase", *names, "verdict"):
+        result.add_column(escape(name), overflow="fold")
+    result.add_column("wire bytes", no_wrap=True)
     shown = None
     for phase in PHASES:
-        for (where, _, _, verdict, rules), group in alike.items():
+        for (where, *_), group in alike.items():
             if where != phase:
                 continue
-            ours = [explicit[i] for row in group for i in row.explicit]
-            theirs = [derived[j] for row in group for j in row.derived]
-            sums = [sum(row.bytes[key] for row in group) for key in ("explicit", "derived")]
-            colour = {"same": "green", "rewritten": "yellow"}.get(verdict, "red")
-            text = verdict if verdict == "same" or not rules else ", ".join(rules).replace("_", " ")
-            sides = escape(describe(ours)), escape(describe(theirs))
-            cells = (phase if phase != shown else "", *sides, f"[{colour}]{escape(text)}[/]")
-            table.add_row(*cells, "\n".join(bar(amount, most) for amount in sums))
+            left, right = ([record for row in group for record in getattr(row, side)] for side in ("left", "right"))
+            colour = "red" if group[0].unexplained else "green" if group[0].verdict == "same" else "yellow"
+            sides = escape(describe(left)), escape(describe(right))
+            cells = (phase if phase != shown else "", *sides, f"[{colour}]{escape(told(group[0], names))}[/]")
+            bars = (bar(sum(row.bytes[side] for row in group), most) for side in ("left", "right"))
+            result.add_row(*cells, "\n".join(bars))
             shown = phase
-    return [table]
+    return result
 
 
 def bar(amount: int, most: int) -> str:
@@ -91,12 +94,67 @@ def bar(amount: int, most: int) -> str:
     return f"{('█' * full + part).strip().ljust(BAR)} {size(amount):>8}"
 
 
-def rule_notes(rows: Sequence[Row], explicit: Sequence[Record], derived: Sequence[Record]) -> str:
-    """A sentence for each rule that was used, and what no rule explains."""
-    lines = []
-    for rule in WHY:
-        for row in (row for row in rows if rule in row.rules):
-            ours, theirs = [explicit[i] for i in row.explicit], [derived[j] for j in row.derived]
-            lines.append(f"{rule.replace('_', ' ')}: {sentence(rule, ours, theirs)}.")
-    lines += [f"{row.verdict}: {row.why}." for row in rows if row.verdict.startswith("only")]
+def notes(rows: Sequence[Row], names: tuple[str, str]) -> str:
+    """A sentence for each rule that was used, and a line for each row that no rule explains."""
+    lines = [
+        f"{rule.replace('_', ' ')}: {sentence(rule, row.left, row.right, names)}."
+        for rule in WHY
+        for row in rows
+        if rule in row.rules
+    ]
+    lines += [f"{told(row, names)}: {row.why}." for row in rows if row.verdict.startswith("only")]
     return "\n".join(dict.fromkeys(lines))
+
+
+def parts(left: Program, right: Program, rows: Sequence[Row]) -> Iterator[RenderableType]:
+    """The whole diff: the table, what each side communicates, and the sentences."""
+    from rich.text import Text
+
+    names = labels(left.label, right.label)
+    yield table(rows, names)
+    yield Text("\n".join(f"{name}: {summary(side.records)}" for name, side in zip(names, (left, right), strict=True)))
+    if lines := notes(rows, names):
+        yield Text(lines)
+
+
+def as_text(left: Program, right: Program, rows: Sequence[Row], width: int = 140) -> str:
+    """The diff as plain text."""
+    from rich.console import Console
+
+    console = Console(file=StringIO(), width=width, highlight=False, color_system=None)
+    for part in parts(left, right, rows):
+        console.print(part)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+
+
+HTML = """<table style="border-collapse: collapse; text-align: left; white-space: pre-line">
+<tr>{% for name in columns %}<th style="text-align: left">{{ name }}</th>{% endfor %}</tr>
+{% for row in rows %}<tr>
+<td>{{ row.phase }}</td><td>{{ row.left }}</td><td>{{ row.right }}</td>
+<td style="color: {{ row.colour }}">{{ row.verdict }}</td>
+<td style="text-align: right">{{ row.bytes }}</td>
+</tr>{% endfor %}
+</table>
+{% for line in lines %}<p>{{ line }}</p>{% endfor %}"""
+
+
+def as_html(left: Program, right: Program, rows: Sequence[Row]) -> str:
+    """The diff as HTML for a notebook. Everything that comes from a program is escaped."""
+    from jinja2 import Environment
+
+    names = labels(left.label, right.label)
+    shown = [
+        {
+            "phase": phase_of(row),
+            "left": describe(row.left),
+            "right": describe(row.right),
+            "verdict": told(row, names),
+            "colour": "#D55E00" if row.unexplained else "#009E73" if row.verdict == "same" else "#B07A00",
+            "bytes": "\n".join(map(size, row.bytes.values())),
+        }
+        for row in sorted(rows, key=lambda row: PHASES.index(phase_of(row)))
+    ]
+    lines = [f"{name}: {summary(side.records)}" for name, side in zip(names, (left, right), strict=True)]
+    lines += notes(rows, names).splitlines()
+    template = Environment(autoescape=True).from_string(HTML)
+    return template.render(columns=["phase", *names, "verdict", "wire bytes"], rows=shown, lines=lines)

@@ -20,8 +20,21 @@ MOVES_DATA = frozenset(
 ORDER = {"": 0, "forward": 1, "backward": 2, "update": 3}
 
 
+def names_of(op_name: str) -> list[str]:
+    """The op_names of all that was combined, which a GPU's compiler writes as (a:b:c); of anything else, the one."""
+    if op_name.startswith("(") and op_name.endswith(")") and ":" in op_name:
+        return [name for name in op_name[1:-1].split(":") if name]
+    return [op_name] if op_name else []
+
+
 def named_phase(op_name: str) -> str:
-    """What an op_name says, "" if nothing."""
+    """What an op_name says, "" if nothing; of several the earliest, as what is combined must be there for the first."""
+    found = {one_phase(name) for name in names_of(op_name)} - {""}
+    return min(found, key=ORDER.__getitem__, default="")
+
+
+def one_phase(op_name: str) -> str:
+    """What one op_name says."""
     if "transpose(" in op_name:
         return "backward"
     if "jvp(" in op_name:

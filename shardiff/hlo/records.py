@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from shardiff.hlo.flow import Flow, is_synchronous
 from shardiff.hlo.groups import Groups, device_edges, device_groups, id_lists
 from shardiff.hlo.instruction import Instruction, Leaf, dtype_name, find, instruction, leaves, source_of
 from shardiff.hlo.operands import argument_of, concatenated, reduction_of
-from shardiff.hlo.phases import MAX_CALLERS, Phases
+from shardiff.hlo.phases import MAX_CALLERS, Phases, names_of
 from shardiff.hlo.text import Program, Statement
 from shardiff.record import Part, Record, wire_bytes
 
@@ -33,6 +34,7 @@ CALLS = frozenset(
 )
 GLOBAL_IDS = ("all-reduce", "all-gather", "reduce-scatter", "cross-replica-sum")  # those with use_global_device_ids
 MODES = ("cross_replica", "cross_partition", "cross_replica_and_partition", "flattened_id")
+OUTER = re.compile(r"^p?jit\(\w*\)/(?=.)")
 PAIRS = "_xla_send_recv_source_target_pairs"
 
 
@@ -112,8 +114,21 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
         root=0 if op == "broadcast" else None,  # the first device of a group has the data
         shape=what.shape if what else None,
         moves=what.moves if what else None,
-        detail=what.detail if what else None,
+        detail=(what.detail if what else None) or told(site.op_name or caller_name(flow, computation)),
     )
+
+
+def caller_name(flow: Flow, computation: str) -> str:
+    """The op_name of the one instruction that calls a computation, as a fusion around a collective has it; else ""."""
+    calls = flow.callers.get(computation, [])
+    return calls[0].site.op_name if len(calls) == 1 else ""
+
+
+def told(op_name: str) -> str | None:
+    """An op_name without the name of the jitted function, such as `transpose(jvp())/mul`; cut off where it is long."""
+    names = names_of(op_name)
+    text = ":".join(dict.fromkeys(OUTER.sub("", name) for name in names))
+    return display(text if len(text) <= 120 else f"{text[:117]}...") or None
 
 
 def parts_of(context: Context, computation: str, site: Instruction, op: str, arrays: list[Leaf]) -> tuple[Part, ...]:

@@ -20,33 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from shardiff.ranks.c10d import BARRIERS, COLLECTIVES
+
 Tell = Callable[[int, int, bytes, bytes], None]  # the number of the call in its group, bytes, op, group or peer
 
-# Method of ProcessGroup -> op, the position of the argument whose bytes are the payload, and whether that is for each
-# rank of the group. Names differ between versions of torch.
-METHODS = {
-    "allreduce": ("all_reduce", 0, False),
-    "allreduce_coalesced": ("all_reduce", 0, False),
-    "broadcast": ("broadcast", 0, False),
-    "reduce": ("reduce", 0, False),
-    "scatter": ("scatter", 0, True),
-    "gather": ("gather", 1, True),
-    "allgather": ("all_gather", 0, False),
-    "_allgather_base": ("all_gather", 0, False),
-    "all_gather_single": ("all_gather", 0, False),
-    "allgather_coalesced": ("all_gather", 0, False),
-    "allgather_into_tensor_coalesced": ("all_gather", 0, False),
-    "all_gather_single_coalesced": ("all_gather", 0, False),
-    "reduce_scatter": ("reduce_scatter", 1, False),
-    "_reduce_scatter_base": ("reduce_scatter", 1, False),
-    "reduce_scatter_single": ("reduce_scatter", 1, False),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1, False),
-    "reduce_scatter_single_coalesced": ("reduce_scatter", 1, False),
-    "alltoall": ("all_to_all", 1, False),
-    "alltoall_base": ("all_to_all", 1, False),
-    "all_to_all_single": ("all_to_all", 1, False),
-    "barrier": ("barrier", None, False),
-}
+METHODS = COLLECTIVES | {"barrier": BARRIERS["barrier"]}
 POINT_TO_POINT = {"send": "send to", "recv": "receive from", "recv_anysource": "receive from any of"}
 
 
@@ -63,10 +41,10 @@ def watch(tell: Tell, report_phase: Callable[[str], None]) -> None:
             text = groups[name] = ranks_of(group).encode()
         return number, text
 
-    def collective(original: Any, op: bytes, position: int | None, per_rank: bool) -> Any:
+    def collective(original: Any, op: bytes, position: int, per_rank: bool) -> Any:
         def method(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             number, text = count(group, False)
-            size = nbytes(args[position]) if position is not None and len(args) > position else 0
+            size = nbytes(args[position]) if op != b"barrier" and len(args) > position else 0
             tell(number, size * group.size() if per_rank else size, op, text)
             return original(group, *args, **kwargs)
 

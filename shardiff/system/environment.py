@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 
+from shardiff.system.extras import require
 from shardiff.system.inputs import one_line
 
 LONGEST = 60  # characters of the temporary directory's path: the address of a socket in it has at most 107
@@ -15,7 +16,9 @@ READ_BY_JAX = ("XLA_FLAGS", "JAX_")
 
 
 def check(jax: bool = False) -> None:
-    """Raises ValueError, in one line, if a variable is wrong. jax: whether jax will read the environment."""
+    """Raises ValueError, in one line, if a variable is wrong. jax: whether jax is needed, and reads the environment."""
+    if jax:
+        require("this", "jax")
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads and not (threads.isascii() and threads.isdigit() and 1 <= int(threads[:9]) and len(threads) < 7):
         raise ValueError(f"OMP_NUM_THREADS must be a number of threads, got {one_line(threads)[:60]!r}")

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal
 
 from shardiff.record import Part
 
@@ -19,11 +19,13 @@ from shardiff.record import Part
 class Call:
     """One call of torch.distributed on one rank, or its wait for an earlier one. All ranks are global ones.
 
-    rank: who calls. op: one of shardiff.record.OPS, or "send", "recv", "barrier", "wait". payload_bytes: see
-    there. shapes: of the tensors that were passed. group: its name; ranks: its members. reduction: sum, max, ...; None
-    where nothing is reduced. peer: root, target or source; None for a receive from anyone. to, by: bytes to and from
-    each member, where blocks can be uneven; empty means even ones. parts: as a Record's. of: the position, among this
-    rank's calls, of the call that a wait is for.
+    rank: who calls. op: one of shardiff.record.OPS, or "send", "recv", "barrier"; "wait" for the end of an earlier
+    call, "mark" for what is no call: see MARKS. payload_bytes: see there. shapes: of the tensors that were passed.
+    group: its name; ranks: its members. reduction: sum, max, ...; None where nothing is reduced. peer: root, target or
+    source; None for a receive from anyone. to, by: bytes to and from each member, where blocks can be uneven; empty
+    means even ones. parts: as a Record's. of: the position, among this rank's calls, of the call that a wait or a mark
+    is for. detail: what it moves: a parameter's gradient, a module; of a mark, what it says. moves: as a Record's.
+    batched: a message that was posted together with others. time: when it was made, in seconds since 1970.
     """
 
     rank: int
@@ -45,7 +47,10 @@ class Call:
     is_async: bool = False
     source: str | None = None
     detail: str | None = None
+    moves: Literal["parameter", "gradient", "activation"] | None = None
     flags: tuple[str, ...] = ()
+    batched: bool = False
+    time: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """A dict of plain JSON types, without what is at its default; `Call.from_json` is its inverse."""
@@ -61,6 +66,10 @@ class Call:
 
 
 MESSAGES = ("send", "recv")
+NO_CALLS = ("wait", "mark")
+# What a mark says. begin: a forward or backward pass, the first since the last step. optimizer: an optimizer's step has
+# ended. step: the program has said that a training step has. The others have a text after a blank.
+MARKS = ("begin", "optimizer", "step", "unseen", "value", "parameter")
 Place = tuple[int, int]  # a call: its rank, and its position among that rank's calls
 
 
@@ -78,7 +87,7 @@ def match_collectives(ranks: Sequence[Sequence[Call]]) -> tuple[dict[Place, Oper
     places: dict[tuple[str, tuple[int, ...]], dict[int, list[Place]]] = {}
     for rank, calls in enumerate(ranks):
         for i, call in enumerate(calls):
-            if call.op not in (*MESSAGES, "wait"):
+            if call.op not in (*MESSAGES, *NO_CALLS):
                 places.setdefault((call.group, call.ranks), {}).setdefault(rank, []).append((rank, i))
     found: dict[Place, Operation] = {}
     problems = []
@@ -188,7 +197,7 @@ def match_messages(
 def last_of(ranks: Sequence[Sequence[Call]], rank: int) -> str:
     """The last that a rank called, if anything."""
     calls = ranks[rank] if rank < len(ranks) else []
-    return next((describe(call) for call in reversed(calls) if call.op != "wait"), "none")
+    return next((describe(call) for call in reversed(calls) if call.op not in NO_CALLS), "none")
 
 
 def describe(call: Call) -> str:
@@ -200,6 +209,8 @@ def describe(call: Call) -> str:
         words += [{"send": "to", "recv": "from"}.get(call.op, "root"), f"rank {call.peer}"]
     if call.tag:
         words.append(f"tag {call.tag}")
+    if call.detail:
+        words.append(f"({call.detail})")
     return " ".join([*words, "at", call.source or "an unknown line"])
 
 

@@ -12,7 +12,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -96,8 +96,8 @@ class Connection:
 class Server:
     """A verifier at a Unix socket. Nothing happens but in `step`."""
 
-    def __init__(self, listening: socket.socket, num_processes: int, timeout: float) -> None:
-        self.verifier, self.timeout = Verifier(num_processes), timeout
+    def __init__(self, listening: socket.socket, num_processes: int, timeout: float, strict: bool = False) -> None:
+        self.verifier, self.timeout = Verifier(num_processes, strict), timeout
         self.selector = selectors.DefaultSelector()
         self.selector.register(listening, selectors.EVENT_READ)
 
@@ -115,6 +115,9 @@ class Server:
         self.verifier.overdue(self.timeout, time.monotonic())
         verdict = self.verifier.verdict
         return verdict and replace(verdict, running=tuple(connection.stack for connection in verdict.running))
+
+    def started(self, pids: Sequence[int]) -> None:
+        """They say so themselves."""
 
     def accept(self, listening: Any) -> None:
         new, _ = listening.accept()
@@ -159,12 +162,13 @@ class Server:
 
 
 @contextmanager
-def serve(path: str, num_processes: int, timeout: float) -> Iterator[Server]:
-    """A verifier at this path. num_processes: those that come for certain. timeout: seconds that one may wait."""
+def serve(path: str, num_processes: int, timeout: float, strict: bool = False) -> Iterator[Server]:
+    """A verifier at this path. num_processes: those that come for certain. timeout: seconds that one may wait. strict:
+    as of a Verifier."""
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen(1024)
-        server = Server(listening, num_processes, timeout)
+        server = Server(listening, num_processes, timeout, strict)
         try:
             yield server
         finally:

@@ -14,8 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from shardiff.program import Program
 from shardiff.record import BITS, Executions, Record, num_bytes, record
-from shardiff.tracing.calls import Call, Operation, Place, match_collectives, match_messages
+from shardiff.tracing.calls import NO_CALLS, Call, Operation, Place, match_collectives, match_messages
+from shardiff.tracing.steps import REST, SETUP, step_of
 
 
 class MismatchError(ValueError):
@@ -33,13 +35,47 @@ def merge(ranks: Sequence[Sequence[Call]]) -> list[Record]:
     In each group, and between each pair of ranks, only the first disagreement is reported, and what follows it there is
     not compared: the ranks have lost step.
     """
-    collectives, problems = match_collectives(ranks)
-    sends, received, more = match_messages(ranks)
-    operations = in_causal_order(ranks, collectives | sends, received)
-    records = combine(operations)
-    if problems or more:
-        raise MismatchError(problems + more, records)
+    records = [each for _, each in merge_steps(ranks)]
+    if problems := disagreements(ranks):
+        raise MismatchError(problems, records)
     return records
+
+
+def disagreements(ranks: Sequence[Sequence[Call]]) -> list[str]:
+    """A line for each, as `merge` reports them."""
+    return match_collectives(ranks)[1] + match_messages(ranks)[2]
+
+
+def merge_steps(ranks: Sequence[Sequence[Call]]) -> list[tuple[int, Record]]:
+    """Of what the ranks agree on: the records in causal order, each with its step, as `steps.step_of` numbers them."""
+    collectives, _ = match_collectives(ranks)
+    sends, received, _ = match_messages(ranks)
+    steps: dict[int, list[Operation]] = {}
+    numbers = [step_of(calls) for calls in ranks]
+    places = {id(operation): place for place, operation in reversed((collectives | sends).items())}
+    for operation in in_causal_order(ranks, collectives | sends, received):
+        rank, position = places[id(operation)]
+        steps.setdefault(numbers[rank][position], []).append(operation)
+    order = sorted(steps, key=lambda step: (step == REST, step))
+    return [(step, each) for step in order for each in combine(steps[step])]
+
+
+def program_of(ranks: Sequence[Sequence[Call]], label: str = "", alone: bool = False) -> Program:
+    """What the ranks agree on, as a Program of the whole run, and of each of its segments: set-up, steps, rest.
+
+    alone: what one rank sees, without the others, as `own_records` tells it.
+    """
+    found: dict[int, list[Record]] = {}
+    told = [pair for calls in ranks for pair in own_steps(calls)] if alone else merge_steps(ranks)
+    for step, each in told:
+        found.setdefault(step, []).append(each)
+    segments = {
+        name: Program(tuple(collapse(records)), f"{label}, {name}" if label else name)
+        for step, records in found.items()
+        for name in ["set-up" if step == SETUP else "rest" if step == REST else f"step {step}"]
+    }
+    everything = collapse(each for records in found.values() for each in records)
+    return Program(tuple(everything), label, segments=segments)
 
 
 def in_causal_order(
@@ -164,10 +200,10 @@ def collective_record(calls: Sequence[Call]) -> Record:
         flags=call.flags,
         parts=call.parts,
         reduction=call.reduction,
-        detail=(detail := next((call.detail for call in calls if call.detail), None)),
+        detail=next((call.detail for call in calls if call.detail), None),
         root=call.ranks.index(call.peer) if call.peer in call.ranks else None,
         shape=call.shapes[0] if len(call.shapes) == 1 and is_payload(call) else None,
-        moves=None if detail is None else "gradient" if detail.startswith("gradient") else "parameter",
+        moves=next((call.moves for call in calls if call.moves), None),
     )
 
 
@@ -196,18 +232,24 @@ def sent_record(call: Call) -> Record:
 
 def own_records(calls: Sequence[Call]) -> list[Record]:
     """What one rank sees alone. A receive is a permute too, with no bytes on this rank's wire, flagged "received"."""
+    return [each for _, each in own_steps(calls)]
+
+
+def own_steps(calls: Sequence[Call]) -> list[tuple[int, Record]]:
+    """The same, each with its step."""
+    steps = step_of(calls)
     sources = {call.of: call.peer for call in calls if call.op == "wait"}
-    records = []
+    records: list[tuple[int, Record]] = []
     for i, call in enumerate(calls):
         if call.op == "send":
-            records.append(sent_record(call))
+            records.append((steps[i], sent_record(call)))
         elif call.op == "recv":
             peer = sources.get(i) if call.peer is None else call.peer
             got = sent_record(replace(call, rank=-1 if peer is None else peer, peer=call.rank))
             edges = None if peer is None else got.edges
-            records.append(replace(got, wire_bytes=0, edges=edges, flags=(*got.flags, "received")))
-        elif call.op not in ("wait", "barrier"):
-            records.append(collective_record([call]))
+            records.append((steps[i], replace(got, wire_bytes=0, edges=edges, flags=(*got.flags, "received"))))
+        elif call.op not in (*NO_CALLS, "barrier"):
+            records.append((steps[i], collective_record([call])))
     return records
 
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,46 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from shardiff.ranks.c10d import C10D, FUNCTIONAL
 from shardiff.record import Part
 from shardiff.tracing.calls import Call
+from shardiff.tracing.where import Where
 
-# operator without its trailing underscore -> (op, position of the argument whose bytes count, whether once per rank)
-C10D = {
-    "allreduce": ("all_reduce", 0, False),
-    "allreduce_coalesced": ("all_reduce", 0, False),
-    "allgather": ("all_gather", 0, False),
-    "_allgather_base": ("all_gather", 0, False),
-    "allgather_coalesced": ("all_gather", 0, False),
-    "allgather_into_tensor_coalesced": ("all_gather", 0, False),
-    "reduce_scatter": ("reduce_scatter", 1, False),
-    "_reduce_scatter_base": ("reduce_scatter", 1, False),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1, False),
-    "alltoall": ("all_to_all", 1, False),
-    "alltoall_base": ("all_to_all", 1, False),
-    "broadcast": ("broadcast", 0, False),
-    "reduce": ("reduce", 0, False),
-    "gather": ("gather", 1, True),
-    "scatter": ("scatter", 0, True),
-    "send": ("send", 0, False),
-    "recv": ("recv", 0, False),
-    "recv_any_source": ("recv", 0, False),
-    "barrier": ("barrier", 0, False),
-    "monitored_barrier": ("barrier", 0, False),
-}
-FUNCTIONAL = {
-    "all_reduce": ("all_reduce", 0, False),
-    "all_reduce_coalesced": ("all_reduce", 0, False),
-    "all_gather_into_tensor": ("all_gather", 0, True),
-    "all_gather_into_tensor_out": ("all_gather", 0, True),
-    "all_gather_into_tensor_coalesced": ("all_gather", 0, True),
-    "reduce_scatter_tensor": ("reduce_scatter", 0, False),
-    "reduce_scatter_tensor_out": ("reduce_scatter", 0, False),
-    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 0, False),
-    "all_to_all_single": ("all_to_all", 0, False),
-    "broadcast": ("broadcast", 0, False),
-    "isend": ("send", 0, False),
-    "irecv": ("recv", 0, False),
-}
+# Operators by their names without the trailing underscore.
 OPERATORS = {
     "c10d": C10D,
     "_c10d_functional": FUNCTIONAL,
@@ -63,8 +25,6 @@ OPERATORS = {
     "symm_mem": {},
 }
 SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan")  # no communication of their own
-NOT_THE_USER = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<frozen", "<eval_with_key>")
-WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py")
 
 
 def bind(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,37 +35,46 @@ def bind(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[st
     }
 
 
-def calls_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Call]:
+def calls_of(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    at: Where,
+    axis: Callable[[dist.ProcessGroup], str | None],
+    unseen: Callable[[str], object],
+) -> list[Call]:
     """What an operator of one of the namespaces OPERATORS communicates: one call, or none, or a batch of messages.
 
-    An operator that is not known is warned of once, by name.
+    at: where it is called. axis: what a group is called. unseen: is told of an operator that is not known.
     """
     name, bound = short_name(func), bind(func, args, kwargs)
     if name in SILENT or any(is_fake(t) for t in tree_leaves(bound) if isinstance(t, Tensor)):
         return []
     if name == "batch_p2p_ops":
         columns = zip(bound["op_list"], bound["peer_list"], bound["tag_list"], bound["tensors"], strict=True)
-        return [
-            call_of(func.namespace, op, {"tensor": t, "peer": peer, "tag": tag, "group_name": bound["group_name"]})
+        group = bound["group_name"]
+        calls = [
+            call_of(func.namespace, op, {"tensor": t, "peer": peer, "tag": tag, "group_name": group}, at, axis)
             for op, peer, tag, t in columns
         ]
+        return [replace(call, batched=True) for call in calls]
     if name not in OPERATORS[func.namespace]:
-        warnings.warn(f"{func} communicates in a way that is not traced", stacklevel=3)
+        unseen(str(func))
         return []
-    return [call_of(func.namespace, name, bound)]
+    return [call_of(func.namespace, name, bound, at, axis)]
 
 
-def call_of(space: str, name: str, bound: Mapping[str, Any]) -> Call:
+def call_of(
+    space: str, name: str, bound: Mapping[str, Any], at: Where, axis: Callable[[dist.ProcessGroup], str | None]
+) -> Call:
     """One call. bound: the operator's arguments by name, in the order of its schema."""
     op, position, once_per_rank = OPERATORS[space][name]
     group = group_of(bound)
     ranks, me = ranks_of(group)
     tensors = tensors_in(list(bound.values())[position])
-    source, functions = caller()
     peer = next((bound[key] for key in ("root_rank", "src", "dst", "peer") if key in bound), None)
     if peer is not None and not (space != "c10d" and op in ("send", "recv")):  # those have global ranks already
         peer = ranks[peer]
-    axis = group.group_desc
     call = Call(
         me,
         op,
@@ -114,11 +83,12 @@ def call_of(space: str, name: str, bound: Mapping[str, Any]) -> Call:
         peer=peer,
         tag=bound.get("tag", 0),
         reduction=reduction(bound.get("reduce_op")),
-        axis=axis.removeprefix("mesh_") if axis.startswith("mesh_") and axis != "mesh_default" else None,
+        axis=axis(group),
         # Messages have no such argument: dist.send waits, dist.isend does not. Functional collectives are waited for
         # by an operator of their own.
-        is_async=bool(bound.get("async_op", bound.get("asyncOp", not functions & {"send", "recv"}))),
-        source=source,
+        is_async=bool(bound.get("async_op", bound.get("asyncOp", not at.functions & {"send", "recv"}))),
+        source=at.source,
+        batched=op in ("send", "recv") and bool(at.functions & {"batch_isend_irecv", "_coalescing_manager"}),
     )
     if op == "barrier":  # a monitored one waits for all, and does not fit any other
         return replace(call, is_async=False, flags=("monitored",)) if "monitored" in name else call
@@ -142,7 +112,8 @@ def reduction(value: Any) -> str | None:
     """sum, avg, max, ...: functional collectives have it as text, the others as an object with the number of one."""
     if value is None or isinstance(value, str):
         return value and value.lower()
-    names = {int(member): name.lower() for name, member in dist.ReduceOp.RedOpType.__members__.items()}
+    kinds: Any = dist.ReduceOp.RedOpType
+    names = {int(member): name.lower() for name, member in kinds.__members__.items()}
     return names.get(value.op()) if "op" in value._method_names() else None
 
 
@@ -202,56 +173,3 @@ def ranks_of(group: dist.ProcessGroup) -> tuple[tuple[int, ...], int]:
     except KeyError:  # made without dist.new_group: it has no global ranks
         ranks = tuple(range(group.size()))
     return ranks, ranks[group.rank()]
-
-
-def caller() -> tuple[str | None, set[str]]:
-    """The user's line that led here, as file:line, and the names of torch's functions in between."""
-    frame, functions = sys._getframe(1), set()
-    while frame is not None:
-        if not frame.f_globals.get("__tracebackhide__") and (file := user_file(frame.f_code.co_filename)):
-            return f"{file}:{frame.f_lineno}", functions
-        functions.add(frame.f_code.co_name)
-        frame = frame.f_back
-    return None, functions
-
-
-@cache
-def user_file(name: str) -> str | None:
-    """The file's path, relative to the working directory if it is below; None for torch's, ours, and generated code."""
-    path = Path(name)
-    if name.startswith(NOT_THE_USER) or path.name in WRAPPERS or "torchinductor" in name:
-        return None
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else name
-
-
-def detail(tensors: Iterable[Tensor], params: Mapping[str, Tensor]) -> str | None:
-    """Whose gradient, or which parameter, lies in the memory of these tensors."""
-    spans = [span(t) for t in tensors]
-    found: dict[str, list[str]] = {"gradient": [], "": []}
-    for name, p in params.items():
-        for kind, t in (("gradient", p.grad if p.is_leaf or p.retains_grad else None), ("", p)):
-            if t is not None and any(overlap(span(t), other) for other in spans):
-                found[kind].append(name)
-                break
-    for kind, whose in found.items():
-        if whose:
-            text = ", ".join(whose) if len(whose) <= 4 else f"{whose[0]}, ..., {whose[-1]} ({len(whose)})"
-            return text if not kind else f"{kind}{'s' * (len(whose) > 1)} of {text}"
-    return None
-
-
-Span = tuple[int, int]
-
-
-def span(t: Tensor) -> Span:
-    """The memory from a tensor's first element to its last, as addresses; of a DTensor, of the local one."""
-    t = getattr(t, "_local_tensor", t)
-    if t.layout != torch.strided or not t.numel():
-        return 0, 0
-    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
-
-
-def overlap(a: Span, b: Span) -> bool:
-    """Whether two spans share an address."""
-    return a[0] < b[1] and b[0] < a[1]

@@ -1,13 +1,18 @@
-"""One process of a program that is traced: runs a script as `python script.py` would, and notes every call.
+"""One process of a program that is traced: it runs as it would under `python script.py`, and every call is noted.
 
-Each call is noted before it runs, so that nothing is lost when a process is killed or never returns: as a line of this
-process's own file, or, if calls are to be verified, with the verifier. What the process starts by multiprocessing is
-traced too: spawned processes come by here, forked ones inherit all of it.
+The program is run in the real `__main__`, with its own sys.argv and sys.path, and its globals live as long as the
+interpreter. Each call is noted before it runs, so that nothing is lost when a process is killed or never returns: as a
+line of this process's own file, or, if calls are to be verified, with the verifier. What the process starts by
+multiprocessing is traced too: spawned processes come by here, forked ones inherit all of it.
 """
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import importlib
+import importlib.machinery
+import importlib.util
 import json
 import multiprocessing.spawn
 import os
@@ -15,57 +20,102 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from torch.distributed import Store, TCPStore
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from shardiff.system.network import LOOPBACK
 from shardiff.system.processes import when_parent_ends
 from shardiff.tracing.calls import Call
 from shardiff.tracing.link import Link, StoppedError
+from shardiff.tracing.sending import receive
+from shardiff.tracing.settings import ROOT, Settings, spawn_command
 from shardiff.tracing.stacks import answer
 from shardiff.tracing.tracer import capture
 
 PATIENCE = 10.0  # seconds in which to be ended
-ROOT = str(Path(__file__).parents[2])  # what starts a process puts it first on sys.path, to find this module
+SETTLE = 0.02
 
 
-def main() -> None:
-    """Arguments: a directory for files; the verifier's address or ""; a listening socket for the store, or -1; a script
-    and its arguments."""
-    directory, verifier, listening, script, *arguments = sys.argv[1:]
-    store = None
-    if int(listening) >= 0:  # under torchrun the store is torchrun's; here rank 0 has it, until it ends
+def main(settings: str, before: Collection[str]) -> None:
+    """Run the program. before: the modules that Python itself imports before any program."""
+    given = Settings.from_text(settings)
+    if given.fd >= 0:  # under torchrun the store is torchrun's; here rank 0 has it, until it ends
         port = int(os.environ["MASTER_PORT"])
-        store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=int(listening))
-    prepare(directory, verifier, os.environ.get("MASTER_PORT", ""))
-    sys.argv[:] = [script, *arguments]
-    sys.path[:] = [str(Path(script).resolve().parent), *(path for path in sys.path if path)]
+        store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=given.fd)
+        atexit.register(lambda kept: None, store)  # the other ranks may need it as long as this process lives
+    script = Path(given.target)
+    here = str(Path.cwd()) if given.kind != "script" else str(script.resolve().parent)
+    given = replace(given, fd=-1, port=os.environ.get("MASTER_PORT", ""), here=here)
+    prepare(given, before)
+    space = vars(sys.modules["__main__"])
+    for name in [name for name in space if name not in ("__name__", "__builtins__")]:
+        del space[name]
+    space |= {"__doc__": None, "__package__": None, "__loader__": None, "__spec__": None, "__cached__": None}
+    sys.argv[:] = ["-m" if given.kind == "module" else given.target, *given.arguments]
+    if not sys.flags.safe_path and given.kind != "function":
+        sys.path.insert(0, here)
+    end = noted(given, int(os.environ.get("RANK", 0)))
     try:
-        with noted(directory, verifier, int(os.environ.get("RANK", 0))):
-            runpy.run_path(script, run_name="__main__")
-    except Exception as error:
-        frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_code.co_filename != script:
-            frames = frames.tb_next  # from the script's own frame on
-        frames = frames or error.__traceback__
-        sys.excepthook(type(error), error.with_traceback(frames), frames)
-        sys.exit(1)
-    del store
+        run(given, space)
+    except SystemExit as error:
+        end(error.code in (None, 0))
+        raise
+    except BaseException as error:
+        report(error, given)
+        sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
+    end(True)
 
 
-def spawned(directory: str, verifier: str, port: str, code: str) -> None:
+def run(given: Settings, space: dict[str, Any]) -> None:
+    """The program itself, in this namespace, which is that of `__main__`."""
+    if given.kind == "module":
+        runpy._run_module_as_main(given.target)  # type: ignore[attr-defined]  # what `python -m` calls
+    elif given.kind == "script":
+        path = os.path.abspath(given.target)
+        space |= {"__file__": path, "__loader__": importlib.machinery.SourceFileLoader("__main__", path)}
+        exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), space)
+    else:
+        function, arguments = receive(Path(given.target).read_bytes())
+        with own_group():
+            function(*arguments)
+
+
+def report(error: BaseException, given: Settings) -> None:
+    """Show an error as Python would, from the program's own frame on."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    frames = frames or error.__traceback__
+    if given.kind == "function":
+        text = "".join(traceback.format_exception_only(error)).strip()
+        with suppress(OSError):
+            Path(given.directory, f"{os.environ.get('RANK', 0)}.error").write_text(text)
+    sys.excepthook(type(error), error.with_traceback(frames), frames)
+
+
+def spawned(settings: str, code: str, before: Collection[str]) -> None:
     """Run the code that multiprocessing starts a spawned process with."""
-    prepare(directory, verifier, port)
-    with noted(directory, verifier, None):
+    given = Settings.from_text(settings)
+    prepare(given, before)
+    end = noted(given, None)
+    try:
         exec(code, {})
+    except SystemExit as error:
+        end(error.code in (None, 0))
+        raise
+    end(True)
 
 
-def prepare(directory: str, verifier: str, port: str) -> None:
-    """End with the process that started this one, have spawned ones come by here, and find the store."""
+def prepare(given: Settings, before: Collection[str]) -> None:
+    """End with the process that started this one, have spawned ones come by here, find the store, and leave the
+    program's names to it."""
     when_parent_ends(signal.SIGKILL)
     sys.path.remove(ROOT)
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
@@ -75,14 +125,13 @@ def prepare(directory: str, verifier: str, port: str) -> None:
         command = list(command_line(*args, **kwargs))
         if "-c" in command:  # it is not in a frozen executable
             code = command.index("-c") + 1
-            start = f"import sys; sys.path.insert(0, {ROOT!r}); from {__name__} import spawned"
-            command[code] = f"{start}; spawned({directory!r}, {verifier!r}, {port!r}, {command[code]!r})"
+            command[code] = spawn_command(given, command[code])
         return command
 
     def store_at(host: str, at: Any, *args: Any, **kwargs: Any) -> Store:
         """torch's, but where a script has chosen another port no one has made a store yet."""
         asked = os.environ.get("TORCHELASTIC_USE_AGENT_STORE")
-        if asked and str(at) != port:
+        if asked and str(at) != given.port:
             del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
         try:
             return create_store(host, at, *args, **kwargs)
@@ -92,25 +141,62 @@ def prepare(directory: str, verifier: str, port: str) -> None:
 
     multiprocessing.spawn.get_command_line = with_us
     rendezvous._create_c10d_store = store_at
+    if given.kind != "function":
+        forget_shadowed(given.here, before)
+
+
+def forget_shadowed(here: str, before: Collection[str]) -> None:
+    """Let the program import what lies in its own folder, though a module of that name was imported to get here."""
+    finder = importlib.machinery.PathFinder()
+    for name in {name.partition(".")[0] for name in sys.modules} - set(before) - {"__main__"}:
+        spec = finder.find_spec(name, [here])
+        origin = spec and spec.origin
+        if origin and origin != getattr(sys.modules[name], "__file__", None):
+            for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+                del sys.modules[each]
 
 
 @contextmanager
-def noted(directory: str, verifier: str, rank: int | None) -> Iterator[None]:
-    """Note or verify every call. rank: as which the process was started, if as one."""
-    if not verifier:
-        with capture(tell=writer(directory)):
-            yield
-        return
-    link, well = Link(verifier, directory, rank), False
-    try:
-        with capture(tell=or_end(link.tell), hold=or_end(link.hold)):
-            yield
-        well = True
-    except SystemExit as end:
-        well = end.code in (None, 0)
-        raise
-    finally:
-        link.end(well)
+def own_group() -> Iterator[None]:
+    """A process group for a function that makes none: with it, or until it makes its own."""
+    make = dist.init_process_group
+
+    def theirs(*args: Any, **kwargs: Any) -> None:
+        dist.init_process_group = make
+        dist.destroy_process_group()
+        make(*args, **kwargs)
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = TCPStore(LOOPBACK, int(os.environ["MASTER_PORT"]), is_master=False)
+    make(store=PrefixStore("shardiff", store), rank=rank, world_size=size)
+    dist.init_process_group = theirs
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def noted(given: Settings, rank: int | None) -> Callable[[bool], None]:
+    """Note or verify every call from now on to this process's end. rank: as which it was started, if as one.
+
+    Returns what is to be told whether the program has ended well.
+    """
+    stack, ended = ExitStack(), [False]
+    groups: dict[str, Any] = {}
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(groups))  # for good: what would end a group waits for gloo's threads
+    first: dict[str, Any] = {"first_phase": "other", "values": given.values, "groups": groups}
+    if given.verifier:
+        link = Link(given.verifier, given.directory, rank)
+        stack.callback(lambda: link.end(ended[0]))
+        stack.enter_context(capture(tell=or_end(link.tell), hold=or_end(link.hold), **first))
+    else:
+        stack.enter_context(capture(tell=writer(given.directory), **first))
+    stack.callback(time.sleep, SETTLE)  # gloo's threads may have Python objects to free, which they cannot do later
+    atexit.register(stack.close)  # the first to be registered is the last to run
+
+    def end(well: bool) -> None:
+        ended[0] = well
+
+    return end
 
 
 def or_end(do: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -128,14 +214,15 @@ def or_end(do: Callable[[Any], None]) -> Callable[[Any], None]:
 
 def writer(directory: str) -> Callable[[Call], None]:
     """A function that appends a call to this process's file."""
-    files: dict[int, IO[str]] = {}
+    files: dict[int, int] = {}
 
     def write(call: Call) -> None:
         pid = os.getpid()
         if pid not in files:
             answer(directory)
-            files[pid] = open(Path(directory, f"{pid}.jsonl"), "w", buffering=1)
-        files[pid].write(json.dumps(call.to_json()) + "\n")
+            path = Path(directory, f"{pid}.jsonl")
+            files[pid] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.write(files[pid], json.dumps(call.to_json()).encode() + b"\n")
 
     answer(directory)
     return write

@@ -9,12 +9,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from shardiff.system.machine import threads
 from shardiff.system.network import LOOPBACK, listening_port, loopback_only
+from shardiff.tracing.settings import Settings, command
 from shardiff.tracing.stacks import ask
 from shardiff.tracing.verifier import Verdict
 
@@ -23,7 +23,10 @@ SETTLE = 5.0  # and to show an error of their own when that is why the others ca
 
 
 class Watch(Protocol):
-    """What looks on while the processes run. step: for so many seconds; idle: whether it has seen the last of them."""
+    """What looks on while the processes run. started: which they are; step: for so many seconds; idle: whether it has
+    seen the last of them."""
+
+    def started(self, pids: Sequence[int]) -> None: ...
 
     def step(self, patience: float) -> Verdict | None: ...
 
@@ -32,18 +35,15 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class Launch:
-    """A script to run, its arguments, and where its ranks put what they note.
+    """A program to run, and where its ranks put what they note.
 
-    nproc: processes, or None for one with torchrun's environment as it is. directory: for files. verifier: its address,
-    or "". as_json: standard output is taken, so the script's goes to standard error.
+    settings: what each process is told. nproc: processes, or None for one with torchrun's environment as it is.
+    quiet: standard output is taken, so the program's goes to standard error.
     """
 
-    script: Path
-    arguments: Sequence[str]
+    settings: Settings
     nproc: int | None
-    directory: str
-    verifier: str
-    as_json: bool
+    quiet: bool
 
 
 def run(launch: Launch, watch: Watch) -> tuple[int, Verdict | None]:
@@ -51,9 +51,6 @@ def run(launch: Launch, watch: Watch) -> tuple[int, Verdict | None]:
 
     Returns the status of the first process to fail, else 0; 130 or 143 if ended by SIGINT or SIGTERM; and the verdict.
     """
-    root = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.insert(0, {root!r}); from shardiff.tracing.process import main; main()"
-    command = [sys.executable, "-c", code, launch.directory, launch.verifier]
     nproc = launch.nproc
     processes: list[subprocess.Popen[bytes]] = []
     ended: list[int] = []
@@ -69,14 +66,15 @@ def run(launch: Launch, watch: Watch) -> tuple[int, Verdict | None]:
                 fds = () if rank or fd < 0 else (fd,)
                 processes.append(
                     subprocess.Popen(
-                        [*command, str(*fds or (-1,)), str(launch.script), *launch.arguments],
+                        [sys.executable, "-c", command(replace(launch.settings, fd=fds[0] if fds else -1))],
                         env=os.environ if nproc is None else os.environ | environment(rank, nproc, port),
                         stdin=None if nproc == 1 else subprocess.DEVNULL,
-                        stdout=sys.stderr if launch.as_json else None,
+                        stdout=sys.stderr if launch.quiet else None,
                         pass_fds=fds,
                         start_new_session=True,  # Ctrl-C comes here only, and what a rank starts can be ended
                     )
                 )
+        watch.started([process.pid for process in processes])
         status, verdict = wait(processes, watch, 0 if nproc else int(os.environ["RANK"]))
         if verdict and verdict.kind == "stuck":
             for pid, stack in ask(map(str, verdict.running)).items():

@@ -11,13 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 SIGNAL = signal.SIGUSR2
-NOT_THE_PROGRAM = ("trace_process.py", "trace.py", "verify_link.py", "<frozen runpy>", "<string>")
+NOT_THE_PROGRAM = (str(Path(__file__).parent), "<frozen runpy>", "<string>")
 
 
 def answer(directory: str) -> str:
     """Have this process answer in a file of its own in `directory`. Returns the file's path."""
     path = str(Path(directory, f"{os.getpid()}.stack"))
-    faulthandler.register(SIGNAL, file=open(path, "w"), all_threads=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)  # open to the end of the process
+    faulthandler.register(SIGNAL, file=file, all_threads=True)
     return path
 
 
@@ -34,6 +35,6 @@ def ask(files: Iterable[str], patience: float = 2.0) -> dict[int, str]:
                 time.sleep(0.05)
             time.sleep(0.05)  # for the rest of it
             lines = path.read_text()[before:].splitlines()
-            shown = [line for line in lines if not any(f"{name}" in line for name in NOT_THE_PROGRAM)]
+            shown = [line for line in lines if not any(name in line for name in NOT_THE_PROGRAM)]
             stacks[pid] = "\n".join(shown) or "  it does not answer: it may be stopped"
     return stacks

@@ -15,7 +15,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardiff.tracing.calls import MESSAGES, Call, Place, describe, disagreement, last_of, ranks_text, sides
+from shardiff.tracing.calls import MESSAGES, NO_CALLS, Call, Place, describe, disagreement, last_of, ranks_text, sides
+from shardiff.tracing.silent import suspicion
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Verdict:
     kind: str
     text: str
     failed: bool = False
-    running: tuple[Hashable, ...] = ()
+    running: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -58,11 +59,13 @@ class Mailbox:
 class Verifier:
     """What is known of all processes, each under a key.
 
-    num_processes: as many begin for certain; others may. Times are seconds of any clock. After every event, `released`
+    num_processes: as many begin for certain; others may. strict: ranks that move different things, or come from
+    different lines, may not go on either. Times are seconds of any clock. After every event, `released`
     says who may go on, and `verdict` is set as soon as the program cannot.
     """
 
-    def __init__(self, num_processes: int) -> None:
+    def __init__(self, num_processes: int, strict: bool = False) -> None:
+        self.strict = strict
         self.verdict: Verdict | None = None
         self.calls: dict[int, list[Call]] = defaultdict(list)
         self.processes: dict[Hashable, Process] = {}
@@ -92,7 +95,7 @@ class Verifier:
             self.of_rank[call.rank] = process
         place = call.rank, len(calls)
         calls.append(call if call.of is None else replace(call, of=call.of + process.first))
-        if call.op == "wait":
+        if call.op in NO_CALLS:
             self.learn_source(calls[-1])
         elif call.op in MESSAGES:
             self.message(call, place)
@@ -114,7 +117,7 @@ class Verifier:
             for (group, number), column in self.columns.items():
                 self.missed(group, number, column, rank)
 
-    def released(self) -> list[Hashable]:
+    def released(self) -> list[Any]:
         """Who was held and may go on: nobody after a verdict, which it is if none of them can ever be freed."""
         if self.verdict:
             return []
@@ -154,6 +157,9 @@ class Verifier:
             texts = [f"{describe(c)}{why}" for c, why in zip(calls, disagreement(calls) or (), strict=True)]
             return self.conclude("mismatch", f"{self.where(place)}: {sides(members, texts)}")
         column[call.rank] = place
+        members = [rank for rank in call.ranks if rank in column]
+        if self.strict and (text := suspicion([self.at(column[rank]) for rank in members])):
+            return self.conclude("mismatch", f"{self.where(place)}: {text}")
         self.ages.setdefault((group, number), now)
         if len(column) == len(call.ranks):
             del self.columns[group, number], self.ages[group, number]
@@ -191,7 +197,7 @@ class Verifier:
 
     def learn_source(self, wait: Call) -> None:
         """A receive from anyone is done, and says from whom it was."""
-        if wait.peer is not None:
+        if wait.op == "wait" and wait.peer is not None:
             place = wait.rank, wait.of or 0
             box = self.mail[self.address(self.at(place))]
             box.from_any -= 1

@@ -6,7 +6,6 @@ from benchmarks import diff_strategies as diffing
 from contract import cost
 from contract.problem import Problem
 from contract.strategy import Run, one_axis
-from shardiff.diff.rules import align
 
 MACHINE = {
     "os": "Linux-1.2",
@@ -39,7 +38,7 @@ def checked():
     rows = [
         {"implementation": name, "strategy": "data_parallel", **fields, **errors} for name in ("torch", "annotated")
     ]
-    return {"rows": rows, "machine": MACHINE}
+    return {"kind": "check", "schema": 1, "machine": MACHINE, "settings": {"device": "cpu"}, "rows": rows}
 
 
 def diffed():
@@ -48,8 +47,7 @@ def diffed():
         run = Run("annotated", one_axis(strategy, 2), Problem(8, 16, 4))
         records = cost.communication(Run("torch", one_axis(strategy, 2), Problem(8, 16, 4)))
         derived = records[:-1] if target == "h100:2" else records
-        rows = align(records, derived)
-        found.append(diffing.Diff(run, target, records, True, derived, records, {"arguments": 4096}, rows).to_json())
+        found.append(diffing.compare(run, target, records, derived, memory={"arguments": 4096}).to_json())
     skipped = [{"target": "v5e:2x2", "reason": "its compiler refused"}]
     settings = {**SIZES, "microbatches": 4, "device": "cpu"}
     return {"kind": "diff", "schema": 1, "machine": MACHINE, "settings": settings, "diffs": found, "skipped": skipped}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -140,3 +141,13 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path):
         files.write(tmp_path / "directory", b"x")
     assert json.loads(file.read_text()) == {"a": 1}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "directory"]
+
+
+def test_results_that_are_committed_can_be_read():
+    kept = (Path(results_io.__file__).parents[1] / "results").glob("*.json")
+    kinds = [
+        kind
+        for file in kept
+        if (kind := json.loads(file.read_text()).get("kind")) in results_io.SECTIONS and results_io.read(file)
+    ]
+    assert {"collectives", "steps", "bubbles"} <= set(kinds)

@@ -15,7 +15,6 @@ from contract import cost
 from shardiff.cli import main as cli
 from shardiff.compiling.hardware import FAMILIES
 from shardiff.diff import record_view
-from shardiff.diff.rules import align
 from shardiff.hlo import read_file
 from shardiff.record import Executions, Record, record, totals
 from shardiff.system import machine, words
@@ -146,8 +145,7 @@ def test_the_table_of_a_diff_has_its_rows_totals_rules_and_what_the_device_does(
             written = cost.communication(replace(run, implementation="torch"))
             told(f"{run.strategy} for {target}")
             memory, traced = {"arguments": 5_000_000}, run.world_size <= diff.MOST_TRACED
-            rows = align(written, written[1:])
-            found.append(diff.Diff(run, str(target), written, traced, written[1:], written, memory, rows))
+            found.append(diff.compare(run, str(target), written, written[1:], traced, memory))
         return found
 
     monkeypatch.setattr(diff, "compute", compute)
@@ -156,7 +154,7 @@ def test_the_table_of_a_diff_has_its_rows_totals_rules_and_what_the_device_does(
     assert cli.main(["diff", *arguments, "--target", "cpu:4", "--target", "v5e:8x4"]) == 0
     out, err = capsys.readouterr()
     assert err == "" and max(map(len, out.splitlines())) <= 140
-    assert out.count("only explicit") >= 4 and out.count("memory of a device: arguments 5 MB") == 4
+    assert out.count("only written") >= 4 and out.count("memory of a device: arguments 5 MB") == 4
     assert out.count("written, traced") == 2 and out.count("too many ranks to run here") == 2
     assert "tensor_parallel, annotated, for v5e:8x4 (tp=32): batch 128, width 64, 4 layers, float32" in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p_data_parallel.png", "p_tensor_parallel.png"]

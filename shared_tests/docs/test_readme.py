@@ -1,6 +1,6 @@
-"""What the README shows is true: its code is the source's, its commands work, its links lead somewhere.
+"""What the README shows is true: its excerpts are source code, its commands work, its links lead somewhere.
 
-A block of a kind, or a command, that no test here knows how to check fails: nothing is left unchecked in silence.
+A block or a command of a kind that no test here can check is a failure, so that nothing goes unchecked silently.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def blocks(*kinds: str) -> list[str]:
 
 
 def statements(code: str) -> list[str]:
-    """The statements of an excerpt as Python prints them: without comments, whatever their line breaks."""
+    """The statements of an excerpt as Python prints them, without comments and original line breaks."""
     wrapped = "def excerpt():\n" + "".join(f"    {line}\n" for line in code.splitlines())
     return [ast.unparse(node) for node in ast.parse(wrapped).body[0].body]  # type: ignore[attr-defined]
 
@@ -111,8 +111,9 @@ def test_a_command_works(line, monkeypatch, capsys):
 
 
 def assert_understood(arguments, monkeypatch, capsys):
-    """The command exists and has these options; `check` accepts their values, or refuses them where that is shown."""
-    assert cli.main([*arguments[:1], "--help"]) == 0
+    """The command exists and has these options. `check` accepts their values, or refuses them as the README shows."""
+    command = arguments[: 2 if arguments[0] == "bench" else 1]
+    assert cli.main([*command, "--help"]) == 0
     described = capsys.readouterr().out
     for word in arguments[1:]:
         if word.startswith("-"):

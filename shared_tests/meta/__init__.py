@@ -1,1 +1,1 @@
-"""The tests, tested."""
+"""Tests of the tests."""

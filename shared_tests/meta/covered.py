@@ -1,7 +1,8 @@
-"""`make coverage`: the suite under coverage, every process counted, and which statements it does not reach.
+"""`make coverage`: runs the suite under coverage, in all of its processes, and lists the statements that did not run.
 
-Worker processes, forks, command lines and traced scripts are measured as pytest is; `last_words` lets those that are
-killed save. Fails if the suite does, or if a package is below LEAST. Lines for a GPU count as any other.
+Worker processes, forks, command lines and traced scripts are measured as pytest itself is; `last_words` lets processes
+that are about to be killed save their data. It fails if the suite fails or if a package is below LEAST. Lines that need
+a GPU count like any others.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def ranges(file: dict[str, Any]) -> Iterator[str]:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """The table, and below it what did not run."""
+    """Print the table, and below it the statements that did not run."""
     table = Table("package", "statements", "covered", "%", title="Statement coverage by the suite")
     for name, row in result["packages"].items():
         table.add_row(name, f"{row['statements']:.0f}", f"{row['covered']:.0f}", f"{row['percent']:.1f}")

@@ -1,8 +1,8 @@
-"""A plugin of coverage: a process that another is about to kill saves first what it has run.
+"""A plugin for coverage: a process that another one is about to kill first saves what it has run.
 
-Ranks are ended with SIGKILL, in the normal course of things too, and what they have run would be lost. So before the
-signal goes out, its target is asked to save, with a signal that its own copy of this plugin handles, and waited for
-until a file says that it has. One that is stopped, or held in a library, does not answer, and is killed a second later.
+Ranks are ended with SIGKILL, in normal operation too, and their data would be lost. So the sender first sends another
+signal, which this plugin handles in the target, and waits for a file that says that the target has saved. A target that
+is stopped, or held in a library, does not answer and is killed a second later.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A pytest plugin: the suite leaves nothing behind, or the session fails and says what.
+"""A pytest plugin: the session fails if it leaves anything behind, and says what.
 
-Every process that a session starts, at any remove, inherits a mark in its environment, and a directory for temporary
-files of this session's own. After the session no process with the mark may be alive, nothing named shardiff-* may be
-in the directory (libraries do leave logs there), and no entry of /dev/shm may be new that no process uses. A listening
-port belongs to a process, so the first covers it; pytest itself, which stays, must not listen either. Other sessions at
-the same time are not looked at.
+Every process that a session starts, directly or indirectly, inherits from its environment a mark and a directory for
+temporary files of this session alone. After the session no process with the mark may be alive, nothing named shardiff-*
+may be in the directory (libraries do leave logs there), and /dev/shm may have no new entry that no process uses. A
+listening port belongs to a process, so the first check covers it; pytest itself, which remains, must not listen either.
+Other sessions that run at the same time are ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHM = Path("/dev/shm")
 
 
 class Leftovers:
-    """Of the session whose first process this is."""
+    """The check of one session, made by its first process."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -41,7 +41,7 @@ class Leftovers:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """After the fixtures have ended theirs, and xdist its workers."""
+        """Runs after the fixtures have ended their processes and xdist its workers."""
         end = time.monotonic() + PATIENCE
         while (found := self.look()) and time.monotonic() < end:
             time.sleep(0.1)
@@ -80,7 +80,7 @@ def remove_abandoned(temporary: Path) -> None:
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:
-    """Processes but this one that are alive and have the mark, which those that they forked have too."""
+    """Living processes other than this one that have the mark, which those that they forked have too."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and process.environ().get(MARK, "").startswith(mark):
@@ -88,19 +88,19 @@ def marked(mark: str) -> Iterator[psutil.Process]:
 
 
 def command(process: psutil.Process) -> str:
-    """What the process runs, in a line; its name where it is gone."""
+    """What the process runs, in one line; its name if it has ended."""
     with suppress(psutil.Error):
         return " ".join(" ".join(process.cmdline()).split())[:200] or process.name()
     return "(gone)"
 
 
 def shm() -> set[Path]:
-    """The entries of /dev/shm, where there is one."""
+    """The entries of /dev/shm, if it exists."""
     return set(SHM.iterdir()) if SHM.is_dir() else set()
 
 
 def unused(paths: set[Path]) -> set[Path]:
-    """Those that no process has open or mapped."""
+    """The entries that no process has open or mapped."""
     if not paths:
         return set()
     used: set[str] = set()
@@ -112,6 +112,6 @@ def unused(paths: set[Path]) -> set[Path]:
 
 
 def listening() -> list[str]:
-    """Where this process listens."""
+    """The addresses on which this process listens."""
     connections = psutil.Process().net_connections("inet")
     return [f"{c.laddr.ip}:{c.laddr.port}" for c in connections if c.status == psutil.CONN_LISTEN]

@@ -29,7 +29,7 @@ def test_plants():
 
 
 def session(directory: Path, text: str) -> subprocess.CompletedProcess[str]:
-    """pytest with the plugin and one file of tests, which runs in a suite of its own."""
+    """Run pytest with the plugin on one file of tests, as a suite of its own."""
     directory.joinpath("test_it.py").write_text(text)
     directory.joinpath("conftest.py").write_text("from shared_tests.meta import leftovers\nleftovers.PATIENCE = 0.1\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "shared_tests.meta.leftovers", "-p", "no:cacheprovider", "."]

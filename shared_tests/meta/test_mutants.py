@@ -1,6 +1,7 @@
-"""Every mistake in training fails just the claims that it names, and without it nothing fails.
+"""Every mistake in training fails exactly the claims that it names, and without the mistake nothing fails.
 
-The mistakes elsewhere are only looked at here, as each starts a pytest of its own: `make mutants` runs them.
+The other mistakes are only checked for form here, because each of them starts a pytest of its own: `make mutants` runs
+them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `make mutation` makes of mutmut's answers. The run itself takes a quarter of an hour."""
+"""How `make mutation` interprets mutmut's output. The run itself takes a quarter of an hour."""
 
 from __future__ import annotations
 

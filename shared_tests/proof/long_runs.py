@@ -1,15 +1,15 @@
-"""`make long`: 1,000 steps of every strategy; memory, files and sockets stay flat, and the result the reference's.
+"""`make long`: 1,000 steps of every strategy. Memory, files and sockets stay flat, and the result equals the reference.
 
-Every rank looks at itself before every tenth step or so. What counts as flat, after a first quarter for warming up:
-files and sockets are the same at every look, and the median memory (RSS) of the last quarter is above that of the
-second by no more than ALLOWANCE and what the run has meant to keep, the digest of every parameter after every step. A
-step that leaked one activation, 8 KiB in float64, would be twice above ALLOWANCE after the 500 steps between. On the
-JAX side all ranks are one process.
+Every rank records what it holds about every tenth step. The first quarter is for warming up. After it, files and
+sockets must be the same at every look, and the median memory (RSS) of the last quarter may be above that of the second
+by no more than ALLOWANCE plus what the run keeps on purpose, the digest of every parameter after every step. A step
+that leaked one activation, 8 KiB in float64, would be at twice ALLOWANCE after the 500 steps in between. In JAX all
+ranks are one process.
 
-The tolerance is the suite's, `contract.proof.LIMITS`, after 1,000 steps as after 3, and for AdamW in torch what its
-weight decay adds: torch multiplies a parameter with 1 - lr * weight_decay, rounded once to the parameter's dtype, and
-that same error every step adds up (in float32 to 1.36e-5 after 1,000 steps, which is what the parameters are off by;
-gradients taken there and their first moment follow). NumPy's reference and optax subtract the decay instead.
+The tolerance is that of the suite, `contract.proof.LIMITS`, after 1,000 steps as after 3, and for AdamW in torch also
+what its weight decay adds: torch multiplies a parameter by 1 - lr * weight_decay, rounded once to the parameter's
+dtype, and the same error in every step adds up (in float32 to 1.36e-5 after 1,000 steps, which is the error of the
+parameters; the gradients there and their first moment follow). NumPy's reference and optax subtract the decay instead.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def plan(strategies: Sequence[str], dtype: str, steps: int) -> list[Run]:
-    """A run of every implementation and strategy, on two ranks."""
+    """One run of every implementation and strategy, on two ranks."""
     return [
         Run(
             side,
@@ -102,7 +102,7 @@ def measure(run: Run, pool: Workers) -> dict[str, Any]:
 
 
 def execute(run: Run, pool: Workers) -> tuple[RunResult, list[list[Look]]]:
-    """The run's result, and what each of its processes saw of itself."""
+    """The run's result, and what each of its processes recorded."""
     every = max(1, run.steps // 100)
     if run.implementation == "torch":
         from torch_impl import train
@@ -116,7 +116,7 @@ def execute(run: Run, pool: Workers) -> tuple[RunResult, list[list[Look]]]:
 
 
 def tolerance(run: Run) -> float:
-    """How far the run may be from the reference; see above."""
+    """How far the run may be from the reference; see the module's docstring."""
     limit = proof.LIMITS[run.problem.dtype]
     if run.implementation != "torch" or run.optimizer != "adamw":
         return limit
@@ -160,7 +160,7 @@ def process_row(looks: Sequence[Look], kept: float) -> dict[str, Any]:
 
 
 def not_flat(process: int, row: dict[str, Any]) -> list[str]:
-    """A line for each thing that is not."""
+    """A line for each quantity that is not flat."""
     lines = []
     if row["growth_bytes"] > row["allowed_growth_bytes"]:
         lines.append(f"process {process} grew by {row['growth_bytes']:.0f} of {row['allowed_growth_bytes']:.0f} bytes")

@@ -1,4 +1,4 @@
-"""The eight collectives on both sides are what NumPy defines, and every backward collective transposes its forward."""
+"""The eight collectives do what NumPy defines, in both frameworks, and every backward one transposes its forward."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def make_mesh(size):
 
 
 def on_mesh(function, size, xs):
-    """The function in shard_map over `size` ranks, with rank r's array xs[r]; the ranks' results one under another."""
+    """The function in shard_map over `size` ranks, where rank r has xs[r]; the ranks' results are stacked."""
     mesh = make_mesh(size)
     mapped = jax.shard_map(function, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
     return jax.jit(mapped)(jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *xs))

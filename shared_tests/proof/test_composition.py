@@ -1,4 +1,4 @@
-"""Strategies compose: every pair on 4 ranks and the triple on 8 equal the reference, and send what was predicted."""
+"""Strategies compose: every pair on 4 ranks and the triple on 8 equal the reference and send what was predicted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from contract import cost
 from contract.layout import layout
+from contract.memory import memory
 from contract.optimizer import OPTIMIZERS
 from contract.problem import Problem
 from contract.strategy import IMPLEMENTATIONS, Run, parse_axes
@@ -66,7 +67,7 @@ def test_composed_strategies_equal_the_reference(run, execute, reference_of):
 
 
 def told(records: Sequence[Record]) -> Counter:
-    """What two lists of records must have in common: everything but where in the code it is written."""
+    """What two lists of records must have in common: everything except where in the code they come from."""
     return Counter(
         (r.op, r.dtype, r.payload_bytes, r.wire_bytes, r.axis, r.phase, r.executions, r.groups, r.edges)
         for r in records
@@ -128,3 +129,31 @@ def test_a_mesh_that_cannot_work_is_refused_in_one_line(mesh, strategies, change
     with pytest.raises(ValueError, match="^" + words.replace("(", r"\(")) as caught:
         Run("torch", parse_axes(mesh, strategies), Problem(8, 8, 4), **{"microbatches": 1, **changes})
     assert "\n" not in str(caught.value)
+
+
+def held_on_rank(device, runs):
+    """What a rank holds in a step of each run: parameters, gradients, and what the backward pass needs."""
+    from benchmarks.steps.memory import kept_for_backward, nbytes
+    from torch_impl.compose import loss_and_grads
+    from torch_impl.mesh import make_mesh
+    from torch_impl.train import make_batch, make_params
+
+    found = []
+    for run in runs:
+        mesh = make_mesh(run, device)
+        params, batch = make_params(mesh, run, device), make_batch(mesh, run, 0, device)
+        leaves = [p for layer in params for p in layer]
+        kept = kept_for_backward(lambda: loss_and_grads(params, batch, mesh, run), [*leaves, *batch])
+        found.append((nbytes(leaves), nbytes(p.grad for p in leaves), kept))
+    return found
+
+
+@pytest.mark.parametrize("chosen", [PAIRS, TRIPLES], ids=["pairs", "triples"])
+def test_a_rank_holds_what_the_closed_form_of_memory_says(chosen, pool):
+    runs = [make("torch", axes) for axes in chosen]
+    for rank, measured in enumerate(pool.call(held_on_rank, runs, world_size=runs[0].world_size)):
+        for run, (parameters, gradients, activations) in zip(runs, measured, strict=True):
+            want = memory(run)[rank]
+            assert parameters == want.parameters, (run.mesh, rank)
+            assert gradients - want.gradients == (8 if "data_parallel" in run.strategies else 0), (run.mesh, rank)
+            assert activations == want.activations, (run.mesh, rank)

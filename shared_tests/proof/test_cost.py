@@ -1,4 +1,4 @@
-"""The closed form of every strategy's communication, by hand for small sizes."""
+"""The closed form of every strategy's communication, compared with values worked out by hand for small sizes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """All three implementations of every strategy equal the one reference, number by number.
 
-A run's result is computed once and looked at by several tests. `evidence.failures` says which claim does not hold, and
-in which tensor it is furthest off.
+A run's result is computed once and used by several tests. `evidence.failures` says which claim does not hold, and in
+which tensor the error is largest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def each(runs):
 
 @pytest.fixture(scope="session")
 def failures(execute, reference_of):
-    """A function: what a run's result does not hold to, as lines."""
+    """A function that returns the claims that a run's result does not satisfy, as lines."""
 
     def of(run: Run) -> list[str]:
         own = execute(evidence.single_device(run)) if run.problem.dtype == "bfloat16" else None
@@ -202,7 +202,7 @@ def loss_in_jax(run: Run) -> float:
 
 
 def different(one, other) -> list[str]:
-    """The fields that differ in any bit, but grad_norms: it is summed over ranks."""
+    """The fields that differ in any bit, except grad_norms, which is summed over ranks."""
 
     def flat(layers):
         return [array for layer in layers for array in layer]

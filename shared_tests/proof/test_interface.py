@@ -1,4 +1,4 @@
-"""Three files of one strategy fit side by side: the same names, in the same order, with the same parameters."""
+"""The files of a strategy fit side by side: they have the same names, in the same order, with the same parameters."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_strategy_s_functions_have_the_same_parameters(implementation, strateg
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_has_all_closed_forms(strategy):
-    """What is missing is an error, not another strategy's formula."""
+    """A missing one is an error; there is no default formula."""
     parameters = {
         "refusal": ["asked", "n"],
         "rows": ["total", "n"],

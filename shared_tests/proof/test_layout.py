@@ -1,4 +1,4 @@
-"""Which rank holds what: every element somewhere, counted once, and put together again."""
+"""Which rank holds what: every element is held, counted once, and merged back in its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of some dozens of steps keeps its files and sockets, and stays equal to the reference; see `long_runs`."""
+"""A run of some dozens of steps opens no more files and sockets, and stays equal to the reference; see `long_runs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The problem's numbers: drawn once for the full model, the same for every split of it."""
+"""The problem's numbers are drawn once for the full model and are the same however it is split."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_biases_are_a_tenth_as_large():
 
 
 def test_parameters_are_not_drawn_from_the_numbers_of_a_batch():
-    """Seeds that differ in trailing zeros alone are one seed to NumPy."""
+    """NumPy treats seeds that differ only in trailing zeros as one seed."""
     problem = Problem(batch=8, width=8, layers=1)
     numbers = problem.parameters()[0].w * np.sqrt(8)
     for step in range(3):

@@ -1,4 +1,4 @@
-"""The judge's rules: what is far, what is too far, and that a failure names the claim and the tensor."""
+"""The rules of the proof: how errors are measured, how large they may be, and that a failure names claim and tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = Problem(batch=6, width=8, layers=4)
 
 
 def ideal(run: Run) -> RunResult:
-    """What a run without any error gives: the reference's result, with the shards that the layout asks for."""
+    """The result of a run without any error: the reference's, with the shards that the layout asks for."""
     result = reference.run(run)
     dtype = run.problem.dtype
     for rank, parts in enumerate(layout(run)):
@@ -133,11 +133,11 @@ def test_what_is_missing_is_named():
     run = small_run()
     got, want = ideal(run), reference.run(run)
     (failure,) = prove(run, replace(got, optimizer_state={"m": got.optimizer_state["m"]}), want).failures
-    assert failure.endswith("largest in v of the layers, 0 instead of 4")
+    assert failure.endswith("largest in v of the layers, of which there are 0 instead of 4")
     (failure,) = prove(run, replace(got, params=got.params[1:]), want).failures
-    assert failure.endswith("largest in the layers, 3 instead of 4")
+    assert failure.endswith("largest in the layers, of which there are 3 instead of 4")
     (failure,) = prove(run, replace(got, losses=got.losses[:1]), want).failures
-    assert failure.endswith("largest in their number, 1 instead of 2")
+    assert failure.endswith("largest in the number of steps, 1 instead of 2")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -216,7 +216,7 @@ def test_shards_of_different_parts_may_differ():
 
 def test_missing_evidence_is_a_failure():
     run = small_run()
-    assert failures(run, reference.run(run)) == ("shards: 0 ranks reported theirs, not 2",)
+    assert failures(run, reference.run(run)) == ("shards: 0 ranks reported their shards, not 2",)
     assert failures(run, changed_shard(run, 0, "w0", digests=())) == ("replicas: w0 on rank 0 has 0 digests, not 3",)
     got = ideal(run)
     del got.shards[1]["b0"]
@@ -225,3 +225,12 @@ def test_missing_evidence_is_a_failure():
     got.shards[1]["w3"] = replace(got.shards[1]["w3"], digests=("a", "b", "c"), dtype="bfloat16")
     # of wrong shards the first is told; replicas are compared as far as they are there
     assert failures(run, got) == (held, "replicas: w3 differs between ranks 0 and 1 after 0 steps")
+
+
+def test_float32_is_also_allowed_twice_the_error_of_a_single_device_where_that_is_larger():
+    own = dict.fromkeys(CLAIMS, 3e-5) | {"loss": 1e-7, "gradients": 1.0, "parameters": math.nan}
+    bounds = limits("float32", own)
+    assert bounds["optimizer state"] == 6e-5 and bounds["loss"] == 1e-5, "never less than without"
+    assert bounds["gradients"] == 1e-3, "a single device that is lost excuses nothing"
+    assert math.isnan(bounds["parameters"]) and limits("float32") == dict.fromkeys(CLAIMS, 1e-5)
+    assert limits("float64", own) == dict.fromkeys(CLAIMS, 1e-12)

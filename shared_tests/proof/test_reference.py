@@ -1,4 +1,4 @@
-"""The judge is judged: its gradients by finite differences, its updates and its activation by known values."""
+"""The reference is checked: its gradients by finite differences, its updates and its activation by known values."""
 
 from __future__ import annotations
 

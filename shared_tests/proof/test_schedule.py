@@ -1,4 +1,4 @@
-"""Pipeline schedules are data: complete, in a possible order, with the bubble that the formula gives."""
+"""Pipeline schedules are complete, in a valid order, and have the bubble that the formula gives."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ WRONG = {
         "B0 on stage 0 runs before B0 on stage 1",
     ),
     "twice": (((F0,), (F0,), (B0,)), 1, "F0 runs twice on stage 0: in ticks 0 and 1"),
-    "missing": (((F0,), (F1,), (B0,)), 2, "1 passes are missing, first B1 on stage 0"),
+    "missing": (((F0,), (F1,), (B0,)), 2, "1 pass is missing, first B1 on stage 0"),
     "unknown": (((F0,), (B0,), (F1,), (B1,)), 1, "unknown pass B1 on stage 0 of 1 microbatches"),
     "unknown on two stages": (
         (*gpipe(2, 1), (F1, None), (None, F1)),

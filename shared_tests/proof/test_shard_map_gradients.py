@@ -1,7 +1,7 @@
 """Where a gradient is taken decides who sums it over the ranks.
 
-The strategies take it outside of shard_map. Inside, jax sums the gradient of a replicated parameter by itself if
-check_vma is on, and does not if it is off; whoever adds a psum, or leaves one out, has to know which.
+The strategies take it outside shard_map. Inside, JAX sums the gradient of a replicated parameter itself if check_vma is
+on, and does not if it is off. Whoever adds or omits a psum must know which.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What cannot work is refused in one line with the numbers; what can work is not."""
+"""What cannot work is refused in one line with the numbers, and what can work is not refused."""
 
 from __future__ import annotations
 

@@ -399,7 +399,6 @@ def no_constant(name: str) -> None:
 def try_hlo(data: bytes, number: int, directory: Path) -> str:
     """What becomes of a file of HLO text: "answer" or "refused". Raises Flaw or what the program raises."""
     from shardiff.cli import hlo as hlo_files
-    from shardiff.diff import files
 
     file, answer = directory / "input.hlo", directory / "answer.json"
     file.write_bytes(data)
@@ -413,7 +412,7 @@ def try_hlo(data: bytes, number: int, directory: Path) -> str:
     other = directory / "before.json"
     if number % 4 == 1 and other.exists():
         pair = (answer, other) if number % 8 == 1 else (other, answer)
-        status, printed = spoken(lambda: files.show_files(*pair, None, number % 16 < 8))
+        status, printed = spoken(lambda: diff_files(*pair, number % 16 < 8))
         if status == 2:
             raise Flaw(f"diff refuses what hlo has printed: {printed}")
     if number % 4 == 2:
@@ -426,7 +425,6 @@ def try_json(data: bytes, number: int, directory: Path) -> str:
     from benchmarks.documents import results_io
     from benchmarks.report import command
     from benchmarks.report import sections as report_sections
-    from shardiff.diff import files
 
     file, records, results = directory / "input.json", directory / "records.json", directory / "results.json"
     file.write_bytes(data)
@@ -435,7 +433,7 @@ def try_json(data: bytes, number: int, directory: Path) -> str:
         results.write_text(json.dumps(json_seeds()["results"][-1]))
     as_json, swapped = number % 2 == 0, number % 4 < 2
     a, b = (file, records) if swapped else (records, file)
-    compared, _ = spoken(lambda: files.show_files(a, b, "unexplained", as_json))
+    compared, _ = spoken(lambda: diff_files(a, b, as_json))
     a, b = (file, results) if swapped else (results, file)
     reported, _ = spoken(lambda: command.answer_comparison(a, b, "slower", True, as_json))
     if reported != 2:
@@ -444,6 +442,15 @@ def try_json(data: bytes, number: int, directory: Path) -> str:
             for section, document in documents.items():
                 report_sections.section(section, results_io.parse(section, document))  # with its pictures
     return "refused" if compared == reported == 2 else "answer"
+
+
+def diff_files(a: Path, b: Path, as_json: bool) -> int:
+    """What `shardiff diff` does with two files."""
+    from shardiff.cli import diff as of_files
+
+    found = of_files.diff_files(a, b)
+    of_files.show(found, as_json)
+    return int(found.fails("unexplained"))
 
 
 TRY = {"hlo": try_hlo, "json": try_json}

@@ -20,6 +20,8 @@ PROGRAM = Program((GATHER, REDUCE))
     [
         ("all_gather > 1MB", "over budget: all_gather > 1MB: all_gather of 2 MB at m.py:3"),
         ("all_gather > 2MB", None),
+        ("all_reduce > 2MB", None),
+        ("payload > 2MB", "5 MB"),
         ("all_gather > 1.9 MiB", "all_gather of 2 MB"),
         ("all_gather > 2_000_000", None),
         ("forward > 1MB", "all_gather of 2 MB"),
@@ -52,6 +54,12 @@ def test_what_is_no_budget_is_told_in_one_line(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says) as caught:
         parse_budget(text)
     assert "\n" not in str(caught.value)
+
+
+def test_without_a_sum_each_record_is_judged_by_itself() -> None:
+    both = [REDUCE, replace(REDUCE, source="m.py:4")]
+    assert check(both, [parse_budget("all_reduce > 1MB")]) == []
+    assert check(both, [parse_budget("all_reduce payload > 1MB")]) == ["over budget: all_reduce payload > 1MB: 6 MB"]
 
 
 def test_a_misspelt_word_is_no_budget_that_is_always_kept() -> None:

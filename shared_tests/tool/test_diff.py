@@ -17,7 +17,9 @@ from jax_impl import compiled as targets
 from shardiff import hlo
 from shardiff.cli import main as cli
 from shardiff.compiling.hardware import has_compiler, parse
-from shardiff.diff.rules import WHY, align, step_bytes, unexplained
+from shardiff.diff.rows import align, unexplained
+from shardiff.diff.rules import WHY
+from shardiff.record import step_bytes
 from shared_tests.tool.test_hlo_text import assert_same_instructions
 
 # What every diff comes to at width 1024, batch 256, 4 layers (8 for the pipeline): how many rows under which rules.
@@ -65,8 +67,8 @@ def test_every_difference_of_annotated_code_is_under_a_rule(strategy, target):
     rows = align(written, derived)
     assert unexplained(rows) == 0
     assert Counter(row.rules for row in rows) == GOLDEN[strategy, target]
-    assert sum(row.bytes["explicit"] for row in rows) == step_bytes(written)
-    assert sum(row.bytes["derived"] for row in rows) == step_bytes(derived)
+    assert sum(row.bytes["left"] for row in rows) == step_bytes(written)
+    assert sum(row.bytes["right"] for row in rows) == step_bytes(derived)
 
 
 @pytest.mark.parametrize("degree", [2, 4, 8])
@@ -109,7 +111,7 @@ def test_on_cpu_a_reduce_scatter_is_an_all_reduce_of_twice_the_wire_bytes():
     assert [r.op for r in written].count("reduce_scatter") == 3 and all(r.op != "reduce_scatter" for r in derived)
     for row in align(written, derived):
         if row.rules == ("unfused_reduce_scatter",):
-            assert row.bytes["derived"] == 2 * row.bytes["explicit"] and "twice the wire bytes" in row.why
+            assert row.bytes["right"] == 2 * row.bytes["left"] and "twice the wire bytes" in row.why
 
 
 def test_with_precision_highest_a_tpu_gathers_in_float32():
@@ -138,39 +140,41 @@ def output() -> dict:
 
 def test_json_has_the_schema(output):
     assert list(output) == [
+        "schema",
         "strategy",
         "implementation",
         "target",
         "mesh",
-        "explicit",
-        "derived",
-        "closed_form",
+        "left",
+        "right",
         "rows",
         "unexplained",
+        "extra_bytes",
+        "closed_form",
     ]
     assert (output["strategy"], output["implementation"]) == ("tensor_parallel", "shard_map")
     assert (output["target"], output["mesh"], output["unexplained"]) == ("cpu:2", {"tp": 2}, 0)
-    assert {"verdict", "rule", "explicit", "derived", "bytes", "why"} == set(output["rows"][0])
-    assert {"records", "totals"} <= set(output["explicit"]) & set(output["derived"]) & set(output["closed_form"])
+    assert {"verdict", "rules", "left", "right", "bytes", "why"} == set(output["rows"][0])
+    assert {"records", "totals"} <= set(output["left"]) & set(output["right"]) & set(output["closed_form"])
 
 
-def test_explicit_is_traced_and_all_three_columns_agree(output):
-    assert output["explicit"]["traced"] is True
-    columns = [output[name]["totals"]["wire_bytes"] for name in ("explicit", "derived", "closed_form")]
+def test_what_is_written_is_traced_and_all_three_columns_agree(output):
+    assert output["left"]["traced"] is True
+    columns = [output[name]["totals"]["wire_bytes"] for name in ("left", "right", "closed_form")]
     assert columns[0] == columns[1] == columns[2]
-    forward = [r for r in output["explicit"]["records"] if r["phase"] == "forward"]
+    forward = [r for r in output["left"]["records"] if r["phase"] == "forward"]
     assert forward and all("torch_impl/explicit/tensor_parallel.py:" in r["source"] for r in forward)
 
 
 def test_two_files_are_compared(output, tmp_path, capsys):
     """What trace and hlo print is what diff reads."""
     one, other = tmp_path / "trace.json", tmp_path / "hlo.json"
-    one.write_text(json.dumps({"program": "p", "records": output["explicit"]["records"]}))
-    other.write_text(json.dumps({"module": "m", "records": output["derived"]["records"][1:]}))
+    one.write_text(json.dumps({"program": "p", "records": output["left"]["records"]}))
+    other.write_text(json.dumps({"module": "m", "records": output["right"]["records"][1:]}))
     assert cli.main(["diff", str(one), str(one), "--fail-on", "unexplained", "--json"]) == 0
     assert {row["verdict"] for row in json.loads(capsys.readouterr().out)["rows"]} == {"same"}
     assert cli.main(["diff", str(one), str(other)]) == 0
-    assert "only explicit" in capsys.readouterr().out
+    assert "only trace.json" in capsys.readouterr().out
     assert cli.main(["diff", str(one), str(other), "--fail-on", "unexplained"]) == 1
     assert cli.main(["diff", str(one), str(other), "--fail-on", "extra-bytes"]) == 0
     assert cli.main(["diff", str(other), str(one), "--fail-on", "extra-bytes"]) == 1
@@ -195,7 +199,7 @@ def test_two_files_are_compared(output, tmp_path, capsys):
         (["diff", "tensor_parallel", "--picture", "x.pdf"], "the picture must be a .png file in an existing folder"),
         (["diff", "a", "b", "c"], "unknown strategy 'a'; known: data_parallel, "),
         (["diff", "nowhere.json", "nowhere.json"], "nowhere.json: no such file"),
-        (["diff", __file__, __file__], "give the JSON of one program, as shardiff trace or hlo print with --json"),
+        (["diff", "Makefile", "Makefile"], "Makefile: "),
     ],
 )
 def test_a_wrong_input_is_one_line_and_status_2(arguments, message, capsys):
@@ -214,11 +218,11 @@ def test_records_that_are_none_are_refused(tmp_path, capsys):
 
 def test_a_picture_is_drawn(tmp_path):
     from benchmarks import diff_view
-    from benchmarks.diff_strategies import Diff
+    from benchmarks.diff_strategies import compare
 
     run = Run("annotated", one_axis("data_parallel", 4), Problem(8, 16, 2))
     written = cost.communication(replace(run, implementation="torch"))
-    diff_view.picture([Diff(run, "cpu:4", written, True, written, written, {}, [])], tmp_path / "p.png")
+    diff_view.picture([compare(run, "cpu:4", written, written)], tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
 

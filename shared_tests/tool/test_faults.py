@@ -1,4 +1,4 @@
-"""A dozen of the faults of `shared_tests.tool.faults`, each in a command as a user runs it; and commands at once.
+"""A dozen of the faults of `shared_tests.tool.injections`, each in a command as a user runs it; and commands at once.
 
 Raising, dying and getting stuck are tried phase by phase in test_launch.py, without a command around them.
 """
@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks.report import run as report_run
 from shardiff.cli import main as cli
-from shared_tests.tool.faults import (
+from shared_tests.tool.injections import (
     COMMANDS,
     COMPILED,
     RANK_FAULTS,

@@ -17,7 +17,8 @@ from jax_impl import train
 from jax_impl.compiled import Compiled, compile, compile_all
 from jax_impl.compose import abstract
 from jax_impl.mesh import make_mesh
-from shardiff import compiling, hlo
+from shardiff import hlo
+from shardiff.compiling import devices as target_devices
 from shardiff.compiling.hardware import FAMILIES, has_compiler, known, parse
 from shardiff.ranks.jax_devices import devices
 
@@ -121,7 +122,7 @@ def test_known_lists_every_family_with_examples_that_parse():
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.kind == "gpu"])
 def test_the_description_of_a_gpu_agrees_with_its_datasheet(name):
-    config = (compiling.CONFIGS / f"{name}.txtpb").read_text()
+    config = (target_devices.CONFIGS / f"{name}.txtpb").read_text()
     family = FAMILIES[name]
     for field, value in (("device_memory_size", family.memory), ("memory_bandwidth", family.memory_bandwidth)):
         described = re.search(rf"^  {field}: (\d+)$", config, re.M)
@@ -248,7 +249,7 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(capfd, monkeypatch):
     if has_compiler("tpu"):  # 64 GiB of parameters
         with pytest.raises(ValueError, match="^the compiler for v5e:2x4 refuses data_parallel on 8 devices: [^\n]*HBM"):
             compile(large, parse("v5e:2x4"))
-    monkeypatch.setattr(compiling, "has_compiler", lambda kind: kind == "cpu")
+    monkeypatch.setattr(target_devices, "has_compiler", lambda kind: kind == "cpu")
     for text in ("h100:8", "v5e:2x4"):
         with pytest.raises(ValueError, match=rf'^{text} needs .* not installed: pip install "shardiff\[compilers\]"$'):
             compile(run, parse(text))

@@ -185,8 +185,8 @@ def test_what_a_library_sends_is_seen_with_its_phase(name: str, pool: Workers) -
         seen.setdefault(phase, []).append((op, size, n))
     assert seen == LIBRARIES[name]
     if name == "mesh":
-        # torch makes no group for an axis that is the whole world, so dp is not known
-        assert [(r.axis, r.groups) for r in merge(ranks)] == [(None, ((0, 1),)), ("tp", ((0,), (1,)))]
+        # torch makes no group for an axis that is the whole world: its name is the mesh's all the same
+        assert [(r.axis, r.groups) for r in merge(ranks)] == [("dp", ((0, 1),)), ("tp", ((0,), (1,)))]
     if name.startswith("fsdp2"):
         details = [r.detail for r in merge(ranks) if r.phase == "forward"]
         assert details == [f"layers.{i}" for i in range(4)]

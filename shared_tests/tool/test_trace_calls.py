@@ -14,8 +14,9 @@ from torch import Tensor
 from shardiff.ranks.supervisor import Workers
 from shardiff.record import Part
 from shardiff.tracing.calls import Call
+from shardiff.tracing.dispatch import Tracer
 from shardiff.tracing.merge import merge
-from shardiff.tracing.tracer import _Tracer, capture
+from shardiff.tracing.tracer import capture
 
 
 def _batch(rank: int, x: Tensor) -> None:
@@ -181,7 +182,7 @@ def test_coalesced_calls_have_parts(calls_made: list[dict[str, list[Call]]]) -> 
 
 
 def test_a_batch_that_nccl_coalesces_is_waited_for_by_its_one_work() -> None:
-    tracer = _Tracer(None, lambda call: None, lambda position: None)
+    tracer = Tracer(None, lambda call: None, lambda position: None)
     fields: dict[str, Any] = {"ranks": (0, 1), "peer": 1, "is_async": True}
     tracer.batch_begins()
     tracer.expect(None, [tracer.add(Call(0, op, **fields)) for op in ("send", "recv", "recv")])

@@ -10,7 +10,9 @@ import pytest
 
 from shardiff.record import Executions, Part, Record, record
 from shardiff.tracing.calls import Call
-from shardiff.tracing.merge import MismatchError, collapse, merge, own_records
+from shardiff.tracing.merge import MismatchError, collapse, merge, own_records, program_of
+from shardiff.tracing.silent import differences, suspicions, unbatched
+from shardiff.tracing.steps import step_of
 
 PAIR = (0, 1)
 
@@ -240,3 +242,82 @@ def test_even_blocks_of_one_rank_fit_uneven_ones_of_another() -> None:
     assert [r.op for r in merge([[a], [b]])] == ["all_to_all"]
     [line] = disagreements([replace(a, to=(), by=())], [b])
     assert "rank 0: all_to_all float32 8 B [4] at a.py:0, bytes to each rank [4, 4], from each [4, 4]" in line
+
+
+def mark(rank: int, text: str, of: int | None = None) -> Call:
+    return Call(rank, "mark", detail=text, of=of)
+
+
+def step_calls(rank: int, *marks: str) -> list[Call]:
+    """A mark for each text; a call in place of "call", and of "update" one of an optimizer."""
+    return [
+        call(rank, "all_reduce", phase="update" if text == "update" else "other")
+        if text in ("call", "update")
+        else mark(rank, text)
+        for text in marks
+    ]
+
+
+@pytest.mark.parametrize(
+    ("marks", "steps"),
+    [
+        ("call begin call call optimizer", [0, 1, 1]),
+        ("call begin call optimizer update call begin call optimizer call", [0, 1, 1, 2, 2, -1]),
+        ("begin call step call step call", [1, 2, -1]),
+        ("begin call optimizer begin call optimizer step call", [1, 1, -1]),
+        ("call begin call", [0, -1]),
+        ("call call", [0, 0]),
+    ],
+)
+def test_a_run_is_told_by_step(marks: str, steps: list[int]) -> None:
+    calls = step_calls(0, *marks.split())
+    assert [step for step, each in zip(step_of(calls), calls, strict=True) if each.op != "mark"] == steps
+    program = program_of([step_calls(rank, *marks.split()) for rank in PAIR])
+    names = {0: "set-up", -1: "rest"}
+    assert {n: sum(p.counts().values()) for n, p in program.segments.items()} == {
+        names.get(step, f"step {step}"): steps.count(step) for step in steps
+    }
+    assert program.counts() == {"all_reduce": len(steps)}, "the segments add up to the whole"
+
+
+def test_ranks_that_meet_with_different_parameters_or_from_different_lines_are_told_once() -> None:
+    swapped = [[call(r, "all_reduce", detail=f"gradient of {name}", source="a.py:1") for name in names]
+               for r, names in enumerate(("abab", "baba"))]  # fmt: skip
+    lines = suspicions(swapped)
+    assert len(lines) == 2 and lines[0] == (
+        "group 0 (ranks 0, 1), call 1: rank 0: all_reduce float32 16 B [4] (gradient of a) at a.py:1; "
+        "rank 1: all_reduce float32 16 B [4] (gradient of b) at a.py:1 (2 times)"
+    )
+    assert "call 2: rank 0" in lines[1]
+    assert not suspicions([[replace(each, detail="x") for each in calls] for calls in swapped])
+    [line] = suspicions([[call(0, "all_reduce")], [call(1, "all_reduce")]])
+    assert "at a.py:0" in line and "at b.py:1" in line
+    assert not suspicions([[call(r, "broadcast", peer=0)] for r in PAIR]), "a root has a line of its own"
+
+
+def test_replicas_that_differ_are_told_by_the_first() -> None:
+    def valued(rank: int, *hashes: str) -> list[Call]:
+        return [each for i, text in enumerate(hashes) for each in
+                (call(rank, "all_reduce", detail=f"p{i}"), mark(rank, f"value {text}", 2 * i))]  # fmt: skip
+
+    assert not differences([valued(0, "aa", "bb"), valued(1, "aa", "bb")])
+    [line] = differences([valued(0, "aa", "bb", "cc"), valued(1, "aa", "b2", "c2")])
+    assert "(p1)" in line and "has bb" in line and "has b2" in line and "(1 later results differ too)" in line
+
+    def replica(rank: int, weight: str) -> Call:
+        about = {"when": "after step 3", "ranks": [0, 1], "hashes": {"bias": "00", "weight": weight}}
+        return mark(rank, f"parameter {json.dumps(about)}")
+
+    assert not differences([[replica(0, "11")], [replica(1, "11")]])
+    assert differences([[replica(0, "11")], [replica(1, "22")]]) == [
+        "the parameter weight differs between replicas after step 3: rank 0: 11; rank 1: 22"
+    ]
+
+
+def test_unbatched_messages_among_more_than_two_ranks_are_pointed_out() -> None:
+    three: dict[str, Any] = {"ranks": (0, 1, 2), "is_async": False}
+    ring = [[send(r, (r + 1) % 3, **three), call(r, "recv", peer=(r - 1) % 3, **three)] for r in range(3)]
+    [line] = unbatched(ring)
+    assert line.startswith("ranks 0 to 2 exchange unbatched messages (a.py:0, b.py:1, a.py:2)")
+    assert not unbatched([[replace(each, batched=True) for each in calls] for calls in ring])
+    assert not unbatched([[send(0, 1, **three)], [call(1, "recv", peer=0, **three)], []]), "a pair has one order"

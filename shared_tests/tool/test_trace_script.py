@@ -14,17 +14,33 @@ import psutil
 import pytest
 
 from shardiff.cli import main as cli
-from shardiff.cli import trace as trace_script
-from shardiff.cli.trace import read
 from shardiff.diff.record_view import members
 from shardiff.record import OPS, Record, record, totals
+from shardiff.tracing import traced
 from shardiff.tracing.calls import Call
 from shardiff.tracing.script import Launch, Watch, environment
+from shardiff.tracing.traced import read
 
 TRAINS = """
-import os, sys
+import os, pickle, sys, warnings
 import torch, torch.distributed as dist
-from sizes import size
+import contract, record, shardiff, shardiff_helpers  # its own, all of them
+from benchmarks import speed
+from contract import size
+assert [m.__file__ for m in (contract, record, shardiff, shardiff_helpers, speed)] == [
+    os.path.join(sys.path[0], name)
+    for name in ("contract.py", "record.py", "shardiff.py", "shardiff_helpers.py", "benchmarks/speed.py")
+]
+assert sys.path[0] == os.path.dirname(__file__) == os.getcwd(), sys.path
+assert not any(name.startswith("shardiff.") for name in sys.modules)
+class Kept:
+    def __del__(self, write=os.write):
+        if vars(self):
+            write(2, b"freed at the end\\n")
+kept = Kept()  # lives as long as the interpreter
+assert type(pickle.loads(pickle.dumps(kept))) is Kept
+kept.last = True
+warnings.warn("a warning of the script")
 assert __name__ == "__main__" and sys.argv[1:] == ["--steps", "3"], sys.argv
 dist.init_process_group("gloo")
 rank = dist.get_rank()
@@ -98,14 +114,30 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 mp.start_processes(rank_main, (port,), nprocs=2, start_method="fork")
 """
 
+DDP = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1 * (1 + dist.get_rank()))  # the replicas part
+    for _ in range(2):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+main()
+"""
+
 Finished = dict[str, subprocess.CompletedProcess[str]]
-TRACE = [sys.executable, "-m", "shardiff", "trace"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", *TRACE[2:]]
+TRACE = [sys.executable, "bin/shardiff", "trace"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *TRACE[1:]]
 # Those that are expected to be sound are verified too: it must find nothing, and change nothing.
 COMMANDS = {
     "trains": ([*TRACE, "--nproc", "2", "--json", "train.py", "--steps", "3"], TRAINS),
     "torchrun": ([*TORCHRUN, "--verify", "--json", "train.py", "--steps", "3"], TRAINS),
     "fails": ([*TRACE, "--nproc", "2", "--json", "train.py"], FAILS),
+    "ddp": ([*TRACE, "--nproc", "2", "--values", "--json", "-m", "train"], DDP),
     "spawns": ([*TRACE, "--verify", "--json", "train.py"], SPAWNS),
     "disagrees": ([*TRACE, "--nproc", "2", "--verify", "--json", "train.py"], DISAGREES),
     "thinks": ([*TRACE, "--verify", "--timeout", "2", "train.py"], THINKS),
@@ -114,9 +146,14 @@ COMMANDS = {
 
 
 def start(command: list[str], text: str, directory: Path) -> subprocess.Popen[str]:
-    """Start a command in a directory with this script train.py, and a module that it imports."""
+    """Start a command in a directory with this script train.py, and modules whose names are ours too."""
     directory.joinpath("train.py").write_text(text)
-    directory.joinpath("sizes.py").write_text("size = 4\n")
+    directory.joinpath("contract.py").write_text("size = 4\n")
+    for name in ("record.py", "shardiff.py", "shardiff_helpers.py", "benchmarks/__init__.py", "benchmarks/speed.py"):
+        directory.joinpath(name).parent.mkdir(exist_ok=True)
+        directory.joinpath(name).touch()
+    directory.joinpath("bin").mkdir()
+    directory.joinpath("bin/shardiff").write_text("from shardiff.cli.main import main\nraise SystemExit(main())\n")
     directory.joinpath("tmp").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(directory / "tmp")}
     pipe = subprocess.PIPE
@@ -147,15 +184,19 @@ def test_no_process_or_file_is_left(name: str, finished: Finished, tmp_path_fact
     assert not [info for info in here if info["cwd"] == str(directory)]
 
 
+def line(text: str) -> str:
+    """Where it stands in TRAINS."""
+    return f"train.py:{TRAINS[: TRAINS.index(text)].count(chr(10)) + 1}"
+
+
 def trains(document: dict[str, Any]) -> None:
     """What TRAINS sends, as JSON has it."""
-    assert list(document) == ["schema", "program", "ranks", "records", "totals", "disagreements"]
     assert (document["program"], document["ranks"]) == ("train.py --steps 3", 2)
     assert document["disagreements"] == []
     records = [Record.from_json(fields) for fields in document["records"]]
     assert [(r.op, r.payload_bytes, r.executions.max, r.phase, r.source, r.groups, r.edges) for r in records] == [
-        ("all_reduce", 16, 3, "backward", "train.py:13", ((0, 1),), None),
-        ("collective_permute", 8, 1, "backward", "train.py:15", None, ((0, 1),)),
+        ("all_reduce", 16, 3, "backward", line("dist.all_reduce(w.grad)"), ((0, 1),), None),
+        ("collective_permute", 8, 1, "backward", line("dist.send("), None, ((0, 1),)),
     ]
     assert all(r.op in OPS for r in records) and [r.reduction for r in records] == ["sum", None]
     assert document["totals"] == totals(records)
@@ -165,7 +206,8 @@ def test_a_script_for_torchrun_runs_as_it_is(finished: Finished) -> None:
     done = finished["trains"]
     assert done.returncode == 0, done.stderr
     trains(json.loads(done.stdout))
-    assert done.stderr.splitlines().count("trained [0.0, 0.0]") == 2
+    for said in ("trained [0.0, 0.0]", "freed at the end", '  warnings.warn("a warning of the script")'):
+        assert done.stderr.splitlines().count(said) == 2, said
 
 
 def test_under_torchrun_its_processes_are_traced(finished: Finished) -> None:
@@ -178,13 +220,26 @@ def test_a_script_that_fails_keeps_its_status_and_what_it_sent(finished: Finishe
     done = finished["fails"]
     assert done.returncode in (1, 7), "whichever rank was first"
     assert f"the script ended with status {done.returncode} on rank " in done.stderr
-    assert "RuntimeError: late" in done.stderr and "trace_process.py" not in done.stderr, "the script's own frames only"
+    assert "RuntimeError: late" in done.stderr and "shardiff/" not in done.stderr, "the script's own frames only"
     document = json.loads(done.stdout)
     assert [(fields["op"], fields["source"]) for fields in document["records"]] == [("all_reduce", "train.py:5")]
     assert document["disagreements"] == [
         "group 0 (ranks 0, 1), call 3: rank 0: all_reduce(sum) float32 16 B [4] at train.py:9; "
         "rank 1: no such call (its last: barrier at train.py:6)"
     ]
+
+
+def test_ddp_ends_and_its_buckets_set_up_and_parted_replicas_are_told(finished: Finished) -> None:
+    done = finished["ddp"]
+    assert done.returncode == 1, done.stderr
+    document = json.loads(done.stdout)
+    assert list(document["segments"]) == ["set-up", "step 1", "step 2"]
+    assert {f["phase"] for f in document["segments"]["set-up"]["records"]} == {"other"}
+    [bucket] = document["segments"]["step 1"]["records"]
+    told = bucket["op"], bucket["payload_bytes"], bucket["detail"], bucket["moves"]
+    assert told == ("all_reduce", 40, "gradients of bias, weight", "gradient")
+    [parted] = document["disagreements"]
+    assert parted.startswith("the parameter weight differs between replicas after step 1: rank 0: ")
 
 
 def test_processes_that_a_script_starts_are_traced(finished: Finished) -> None:
@@ -201,7 +256,6 @@ def test_a_call_that_does_not_fit_is_stopped_and_named_in_the_same_json(finished
     done = finished["disagrees"]
     assert done.returncode == 1, done.stderr
     document = json.loads(done.stdout)
-    assert list(document) == ["schema", "program", "ranks", "records", "totals", "disagreements"]
     assert [(f["op"], f["source"]) for f in document["records"]] == [("broadcast", "train.py:4")]
     assert document["disagreements"] == [
         "group 0 (ranks 0, 1), call 2: rank 0: all_reduce(sum) float32 16 B [4] at train.py:6; "
@@ -247,10 +301,12 @@ def pretend(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of running a script: these calls, and status 0."""
 
     def run(launch: Launch, watch: Watch) -> tuple[int, None]:
-        Path(launch.directory, "1.jsonl").write_text("".join(json.dumps(call.to_json()) + "\n" for call in calls))
+        Path(launch.settings.directory, "1.jsonl").write_text(
+            "".join(json.dumps(call.to_json()) + "\n" for call in calls)
+        )
         return 0, None
 
-    monkeypatch.setattr(trace_script, "run", run)
+    monkeypatch.setattr(traced, "run", run)
     monkeypatch.chdir(Path(cli.__file__).parent)
 
 

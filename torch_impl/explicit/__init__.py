@@ -1,1 +1,1 @@
-"""The strategies, with every collective written."""
+"""The strategies with every collective written."""

@@ -1,7 +1,7 @@
-"""Data parallel: the batch split by samples over `dp`, every rank with the whole model (Li et al., 2006.15704).
+"""Data parallel: the batch is split by samples over `dp`, and every rank holds the whole model (Li et al., 2006.15704).
 
 Backward: all_reduce of every gradient, L (D^2 + D) e bytes. Each rank's loss is its samples' share of the mean over all
-samples, so the sum over ranks is the mean, and shares may differ in size.
+samples, so the sum over ranks is the mean, also where ranks have different numbers of samples.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch_impl.collectives import identity_all_reduce
 from torch_impl.mesh import Mesh
 
 AXIS = "dp"
-REPLICATED = True  # so `torch_impl.buckets` may sum the gradients beside the backward pass, instead of `weights`
+REPLICATED = True  # so `torch_impl.buckets` may replace `weights`: it sums the gradients during the backward pass
 
 
 def split_batch(batch: Batch, mesh: Mesh) -> Batch:

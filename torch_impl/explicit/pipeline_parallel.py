@@ -1,8 +1,8 @@
-"""Pipeline parallel: the layers split into stages over `pp`, the batch into microbatches, run in a schedule's order.
+"""Pipeline parallel: the layers are split into stages over `pp`, the batch into microbatches, in a schedule's order.
 
-Forward: every microbatch's activations are sent to the next stage. Backward: their gradients to the stage before.
-(B / m) D e bytes for each of m microbatches and n - 1 boundaries, each way (Huang et al., 1811.06965). The loss is the
-last stage's, told to all by one scalar all_reduce. What a stage does when is data: `contract.schedule`.
+Forward: every microbatch's activations are sent to the next stage. Backward: their gradients are sent to the stage
+before. (B / m) D e bytes for each of m microbatches and n - 1 boundaries, each way (Huang et al., 1811.06965). The last
+stage has the loss, and one scalar all_reduce gives it to all. What a stage does when is data: `contract.schedule`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contract.schedule import Action
 from torch_impl.mesh import Mesh
 
 AXIS = "pp"
-Observer = Callable[[str, Action | None], AbstractContextManager[None]]  # around what happens, and for which action
+Observer = Callable[[str, Action | None], AbstractContextManager[None]]  # what it surrounds, and for which action
 
 
 def split_params(params: list[Layer], mesh: Mesh) -> list[Layer]:
@@ -41,9 +41,10 @@ def execute(
 ) -> None:
     """Run a stage's actions in their order: forward and backward passes, and what must be sent between stages.
 
-    forward: of one microbatch, X[b, D] -> Y[b, D] as the targets are laid out. loss: the last stage's share, of its
-    output. total: is given the sum of all shares once the forward passes are done. observe: is entered around every
-    "forward", "backward", "send" and "wait". input_grad: of the first stage too, so that all stages work alike.
+    forward: maps one microbatch X[b, D] to Y[b, D], which is split as the targets are. loss: maps the last stage's
+    output to its share. total: is given the sum of all shares once the forward passes are done. observe: is entered
+    around every "forward", "backward", "send" and "wait". input_grad: the first stage computes its input's gradient
+    too, so that all stages do the same work.
     """
     group, stage, last = mesh.group(AXIS), mesh.rank(AXIS), mesh.size(AXIS) - 1
     parts = [Batch(*each) for each in zip(*(a.tensor_split(microbatches) for a in batch), strict=True)]
@@ -61,7 +62,7 @@ def execute(
     def receive(action: Action | None) -> tuple[dist.Work | None, Tensor] | None:
         if action is None or not 0 <= source(action) <= last:
             return None
-        buffer = torch.empty_like(parts[action.microbatch].y)  # laid out as the targets are, as every output is
+        buffer = torch.empty_like(parts[action.microbatch].y)  # every output is split as the targets are
         with observe("send", action):
             return dist.irecv(buffer, group=group, group_src=source(action)), buffer
 
@@ -75,8 +76,8 @@ def execute(
         if incoming is not None:
             wait(incoming[0])
         received = incoming and incoming[1]
-        # Receive ahead, while computing. Not from the rank that this action sends to: NCCL runs what passes between
-        # two ranks in order, and each would wait for the other.
+        # Receive ahead, while computing, but not from the rank that this action sends to: NCCL runs the transfers
+        # between two ranks in order, so each would wait for the other.
         ahead = following is not None and source(following) != target(action)
         incoming = receive(following) if ahead else None
 
@@ -108,5 +109,5 @@ def execute(
 
 
 def total(share: Tensor, mesh: Mesh) -> dist.Work | None:
-    """The last stage's loss, to all stages, in place. The others' shares are zero."""
+    """L = AllReduce_pp(L{U_pp}), in place: the last stage's loss, as the other stages' shares are zero."""
     return dist.all_reduce(share, group=mesh.group(AXIS), async_op=True)

@@ -1,8 +1,8 @@
-"""Tensor parallel: every W and b split by columns over `tp`; activations gathered between layers.
+"""Tensor parallel: every W and b is split by columns over `tp`, and activations are gathered between layers.
 
 Forward: all_gather of the activations before every layer but the first. Backward: reduce_scatter of their gradients,
-its dual. B D e bytes each, 2 (L - 1) times: the last layer's output stays split, because the loss can be taken on the
-shards and summed by one scalar all_reduce, and the first layer's input needs no gradient.
+its transpose. B D e bytes each, 2 (L - 1) times: the last layer's output stays split, because the loss can be taken on
+the shards and summed by one scalar all_reduce, and the first layer's input needs no gradient.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def split_batch(batch: Batch, mesh: Mesh) -> Batch:
 
 
 def forward(params: Iterable[Layer], x: Tensor, mesh: Mesh) -> Tensor:
-    """The layers; their output, and an input that another stage has computed, are split: X[B, D_tp]."""
+    """All layers. Their output is split, X[B, D_tp], and so is an input that another stage has computed."""
     for w, b in params:
         if x.shape[1] < w.shape[0]:
             x = all_gather_reduce_scatter(x, mesh.group(AXIS), dim=1)  # X[B, D] = AllGather_tp(Y[B, D_tp])

@@ -1,6 +1,6 @@
-"""Every planted mistake and what catches it, as a table: `make mutants`.
+"""`make mutants`: a table of every planted mistake and what catches it.
 
-Two at a time: the runs of the mistakes in training, one after the other, beside the tests of the others.
+Two run at a time: the mistakes in training one after the other, and beside them the tests of the other mistakes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from shared_tests.meta.mutants.judge import judge
 from shared_tests.meta.mutants.planted import PLANTED, Planted
 from shared_tests.meta.mutants.training import MUTANTS, Mutant
 
-PARTS = ("strategies", "training", "collectives", "schedules", "reader", "diff", "figures", "verifier", "ranks")
+PARTS = (
+    *("strategies", "training", "collectives", "schedules", "reader", "diff", "figures", "verifier", "ranks", "api"),
+)
 CLAIMS_TEST = "shared_tests/meta/test_mutants.py::test_a_mistake_fails_just_the_claims_that_it_names"
 
 
 class Line(NamedTuple):
-    """A mistake and what became of it. said: the claims that failed, or how the test failed."""
+    """A mistake and its outcome. said: the claims that failed, or how the test failed."""
 
     part: str
     name: str
@@ -45,7 +47,7 @@ def try_planted(planted: Planted) -> Line:
 
 
 def part_of(mutant: Mutant) -> str:
-    """The part that the mistake is planted in."""
+    """The part of the project in which the mistake is planted."""
     leaf = mutant.module.rpartition(".")[2]
     return "strategies" if leaf.endswith("_parallel") else "collectives" if leaf == "collectives" else "training"
 
@@ -82,7 +84,7 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def main() -> int:
-    """Try all, with progress on stderr, print the table, and return 1 if one is not caught."""
+    """Try all mistakes, with progress on stderr, print the table, and return 1 if one is not caught."""
     lines: list[Line] = []
     total = len(MUTANTS) + len(PLANTED)
 

@@ -1,4 +1,4 @@
-"""A planted mistake in a copy of the repository, and what its test says there.
+"""Plants a mistake in a copy of the repository, and runs its test there.
 
 Processes that the test starts see the mistake too.
 """
@@ -41,7 +41,7 @@ def failure(planted: Planted) -> str:
 
 
 def copy_to(root: Path) -> None:
-    """What the suite needs, with times of files as they are, so that compiled files stay valid."""
+    """Copy what the suite needs, keeping the files' times, so that compiled files stay valid."""
     for name in PARTS:
         source = ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy2)(source, root / name)

@@ -1,4 +1,4 @@
-"""A run with a mistake in it, held to the reference."""
+"""Compares a run with a planted mistake in it with the reference."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ STUCK_AFTER = 3.0  # seconds
 
 @dataclass(frozen=True)
 class Verdict:
-    """claims: those that failed. lines: how, in words."""
+    """claims: those that failed. lines: how they failed, in words."""
 
     claims: frozenset[str]
     lines: tuple[str, ...]
 
     def caught(self, mutant: Mutant) -> bool:
-        """Whether just the claims that the mutant names have failed, and with the words that it names."""
+        """Whether exactly the claims that the mutant names have failed, and with the words that it names."""
         return self.claims == mutant.claims and mutant.words in "\n".join(self.lines)
 
 
 def judge(mutant: Mutant, pool: Any, want: Any = None) -> Verdict:
-    """Run the mutant and hold it to the reference's result `want`, which is computed if not given."""
+    """Run the mutant and compare it with the reference's result `want`, which is computed if not given."""
     return judge_run(mutant.run, mutant.module, mutant.edits, pool, want, STUCK in mutant.claims)
 
 
 def judge_run(
     run: Run, module: str, edits: Sequence[Edit], pool: Any, want: Any = None, hangs: bool = False
 ) -> Verdict:
-    """As `judge`, for a run with any edits of a module, or with none."""
+    """Like `judge`, for a run with any edits of a module, or with none."""
     try:
         got = run_edited(run, module, edits, pool, hangs)
     except Exception as error:

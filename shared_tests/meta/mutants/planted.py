@@ -1,6 +1,6 @@
-"""Mistakes in collectives, schedules, HLO reader, diff and figures, each with the one test that must fail.
+"""Mistakes in collectives, schedules, HLO reader, diff, figures, verifier and ranks, each with the test that must fail.
 
-Those in how a model is trained are in `training`: a run shows them, claim by claim.
+Mistakes in how a model is trained are in `training`.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ COLLECTIVES = (
         ),
         (
             "backward all_reduce in the caller's gradient",
-            "all_reduce(grad.clone(memory_format=torch.contiguous_format), ctx.group), None",
-            "all_reduce(grad, ctx.group), None",
+            "all_reduce(grads[0].clone(memory_format=torch.contiguous_format), ctx.group), None",
+            "all_reduce(grads[0], ctx.group), None",
             "test_torch_backward_transposes_forward",
         ),
     ),
@@ -251,7 +251,7 @@ READER = (
         ),
         (
             "bytes of a reduce_scatter are those that come out",
-            "dims=(*leaf.dims, group_size)",
+            "dims=scattered(site, leaf.dims, group_size)",
             "dims=leaf.dims",
             "test_payload_of_every_form_sync_started_and_combined",
         ),
@@ -312,37 +312,211 @@ READER = (
 DIFF = (
     *_plant(
         "diff",
-        "shardiff.diff.rules",
+        "shardiff.record",
         "tool/test_comm_diff",
         (
             "wire bytes of a loop counted once",
-            "record.wire_bytes * executions(record)",
-            "record.wire_bytes",
+            "record.wire_bytes * record.times for",
+            "record.wire_bytes for",
             "test_bytes_of_a_step_are_wire_bytes_as_often_as_they_are_sent",
         ),
         (
             "payload for wire bytes",
-            "record.wire_bytes * executions(record)",
-            "record.payload_bytes * executions(record)",
+            "record.wire_bytes * record.times for",
+            "record.payload_bytes * record.times for",
             "test_bytes_of_a_step_are_wire_bytes_as_often_as_they_are_sent",
         ),
+    ),
+    *_plant(
+        "diff",
+        "shardiff.diff.rows",
+        "tool/test_comm_diff",
         (
-            "payload for wire bytes in what is left over",
-            "wire_bytes(atom.record.op, atom.size, atom.record.group_size)",
-            "atom.size",
+            "what only the right has is not shown",
+            "    for side in (0, 1):\n        by_record:",
+            "    for side in (0,):\n        by_record:",
             "test_what_no_rule_explains_is_listed_on_both_sides_with_its_bytes",
         ),
         (
-            "what is only derived is not shown",
-            '(("explicit", ours), ("derived", theirs))',
-            '(("explicit", ours),)',
-            "test_what_no_rule_explains_is_listed_on_both_sides_with_its_bytes",
+            "leftover executions counted with the record's own",
+            "else replace(record, executions=Executions(count, count))",
+            "else record",
+            "test_all_parts_and_executions_that_are_left_over_count_once",
         ),
+        (
+            "a part for the whole record",
+            "if len(some) < max(len(record.parts), 1):",
+            "if False:",
+            "test_all_parts_and_executions_that_are_left_over_count_once",
+        ),
+        (
+            "across phases first, within them afterwards",
+            "    for same_phase in (True, False):\n        senses",
+            "    for same_phase in (False, True):\n        senses",
+            "test_what_is_more_alike_is_matched_first",
+        ),
+    ),
+    *_plant(
+        "diff",
+        "shardiff.diff.rows",
+        "tool/test_diff_rules",
         (
             "combined and split exchanged",
-            'elif len(left) > len(right) and "recomposed_all_reduce" not in rules:',
-            'elif len(left) < len(right) and "recomposed_all_reduce" not in rules:',
+            "if calls[0] > calls[1] and",
+            "if calls[0] < calls[1] and",
             "test_a_rewrite_is_found_under_its_rule",
+        ),
+        (
+            "other ranks are an explanation",
+            'frozenset(("other_ranks",))',
+            "frozenset(())",
+            "test_other_ranks_are_no_explanation",
+        ),
+    ),
+    *_plant(
+        "diff",
+        "shardiff.diff.atoms",
+        "tool/test_comm_diff",
+        (
+            "groups of any two sizes are alike",
+            "    if not agree(a.record.group_size, b.record.group_size):\n        return False\n",
+            "",
+            "test_what_no_rule_explains_is_listed_on_both_sides_with_its_bytes",
+        ),
+        (
+            "parameters are activations",
+            "if not agree(a.moves, b.moves):",
+            "if False:",
+            "test_what_no_rule_explains_is_listed_on_both_sides_with_its_bytes",
+        ),
+        (
+            "any reduction is a sum",
+            "return agree(a.reduction, b.reduction) and agree(a.record.root, b.record.root)",
+            "return agree(a.record.root, b.record.root)",
+            "test_what_no_rule_explains_is_listed_on_both_sides_with_its_bytes",
+        ),
+        (
+            "any root is the same",
+            "return agree(a.reduction, b.reduction) and agree(a.record.root, b.record.root)",
+            "return agree(a.reduction, b.reduction)",
+            "test_what_no_rule_explains_is_listed_on_both_sides_with_its_bytes",
+        ),
+        (
+            "integers are floats",
+            '        return "float"\n',
+            '        return "integer"\n',
+            "test_what_no_rule_explains_is_listed_on_both_sides_with_its_bytes",
+        ),
+        (
+            "wire bytes of parts rounded down each",
+            "return end - start",
+            "return (end - start) // 2 * 2",
+            "test_wire_bytes_of_parts_add_up_to_the_record_s",
+        ),
+    ),
+    *_plant(
+        "diff",
+        "shardiff.diff.atoms",
+        "tool/test_diff_rules",
+        (
+            "another type overlooked without a word",
+            '"dtype": a.dtype != b.dtype,',
+            '"dtype": False,',
+            "test_a_rewrite_is_found_under_its_rule",
+        ),
+        (
+            "another phase overlooked without a word",
+            '"moved": mine.phase != theirs.phase,',
+            '"moved": False,',
+            "test_a_rewrite_is_found_under_its_rule",
+        ),
+        (
+            "calls of one line are a loop",
+            "record.computation is not None and record.times > 1",
+            "record.times > 1",
+            "test_a_rewrite_is_found_under_its_rule",
+        ),
+        (
+            "axes of any sizes multiply",
+            "        if len(places) != len(group):\n",
+            "        if False:\n",
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
+        ),
+    ),
+    *_plant(
+        "diff",
+        "shardiff.diff.rewrites",
+        "tool/test_diff_rules",
+        (
+            "a gather before the scattered sum is its half",
+            "return atom.index > last and ",
+            "return ",
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
+        ),
+        (
+            "halves may lie in two phases",
+            "atom.record.phase == phase and known",
+            "known",
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
+        ),
+        (
+            "a ring with a step too few",
+            "missing = size - 1",
+            "missing = size - 2",
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
+        ),
+        (
+            "a permute anywhere is part of a ring",
+            "any(source in group and target in group for group in groups)",
+            "True",
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
+        ),
+        (
+            "any number of peers is one",
+            "if one.record.group_size != 2:",
+            "if False:",
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
+        ),
+        (
+            "a shard of any size",
+            "if sense.amount(shard) * size != sense.amount(scatter):",
+            "if False:",
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
+        ),
+    ),
+    *_plant(
+        "diff",
+        "shardiff.diff.extras",
+        "tool/test_diff_rules",
+        (
+            "a second gather in the forward pass is explained",
+            'extra.op == "all_gather" and extra.record.phase == "backward" and',
+            'extra.op == "all_gather" and',
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
+        ),
+        (
+            "any backward collective is recomputed",
+            "    return same_line and",
+            "    return same_line or",
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
+        ),
+        (
+            "a gradient reduced twice is added first",
+            'if extra.op not in ("all_reduce", "reduce_scatter") or extra.moves in ("gradient", "parameter"):',
+            'if extra.op not in ("all_reduce", "reduce_scatter"):',
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
+        ),
+        (
+            "any loop is a pipeline's",
+            "if shape is None:\n        return",
+            "shape = shape or (10**6, 1)",
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
+        ),
+        (
+            "what the program asks for is resharded",
+            'found.open(side, "all_to_all") if by_compiler(a.record)]',
+            'found.open(side, "all_to_all")]',
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
         ),
     ),
     *_plant(
@@ -350,46 +524,16 @@ DIFF = (
         "shardiff.diff.alignment",
         "tool/test_comm_diff",
         (
-            "groups of any two sizes are alike",
-            "return None in sizes or sizes[0] == sizes[1]",
-            "return True",
-            "test_what_no_rule_explains_is_listed_on_both_sides_with_its_bytes",
-        ),
-        (
-            "another type overlooked without a word",
-            '(("moved", moved), ("dtype", typed))',
-            '(("moved", moved),)',
-            "test_a_rewrite_is_found_under_its_rule",
-        ),
-        (
-            "another phase overlooked without a word",
-            '(("moved", moved), ("dtype", typed))',
-            '(("dtype", typed),)',
-            "test_a_rewrite_is_found_under_its_rule",
-        ),
-        (
-            "one half of an all_reduce is enough",
-            "if len(partners) < len(ops):",
-            "if not partners:",
-            "test_what_no_rule_explains_is_listed_on_both_sides_with_its_bytes",
-        ),
-        (
-            "a second gather in the forward pass is explained",
-            'if op == "all_gather" and phase == "backward" and alike:',
-            'if op == "all_gather" and alike:',
-            "test_a_gather_more_in_the_forward_pass_is_no_gather_again",
-        ),
-        (
-            "across phases first, within them afterwards",
-            "for same_phase in (True, False):",
-            "for same_phase in (False, True):",
-            "test_within_a_phase_comes_before_across_phases",
-        ),
-        (
             "a run of neighbours without its first",
-            "range(starts[total - target], end)",
-            "range(starts[total - target] + 1, end)",
+            "range(hits[0], at[hits[0]])",
+            "range(hits[0] + 1, at[hits[0]])",
             "test_a_subset_has_the_sum_that_it_was_chosen_for",
+        ),
+        (
+            "slices of any shape make up an array",
+            "if len(chosen) < 2 or not splits(one, chosen):",
+            "if len(chosen) < 2:",
+            "test_what_only_looks_alike_is_not_explained",
         ),
     ),
 )
@@ -398,7 +542,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.collectives.numbers",
-        "bench/test_bench_collectives",
+        "bench/test_collective_figures",
         (
             "mean over ranks where the slowest counts",
             "times.max(axis=0)",
@@ -447,7 +591,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.collectives.timing",
-        "bench/test_bench_collectives",
+        "bench/test_collective_figures",
         (
             "no warm-up",
             "WARM_UP = 3",
@@ -494,7 +638,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.documents.figures",
-        "bench/test_bench_steps",
+        "bench/test_step_figures",
         (
             "the fastest rank of a step for the slowest",
             "return [max(each) for each in zip(*samples, strict=True)]",
@@ -517,7 +661,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.steps.numbers",
-        "bench/test_bench_steps",
+        "bench/test_step_figures",
         (
             "a product more than the passes have",
             "product * (3 * problem.layers - 1)",
@@ -546,7 +690,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.steps.torch",
-        "bench/test_bench_steps",
+        "bench/test_step_figures",
         (
             "steps timed without a barrier before",
             "            dist.barrier()\n            start = time.perf_counter()\n",
@@ -569,7 +713,7 @@ FIGURES = (
     *_plant(
         "figures",
         "benchmarks.steps.jax",
-        "bench/test_bench_steps",
+        "bench/test_step_figures",
         (
             "steps in JAX timed without a barrier before",
             "            state.barrier()\n            start = time.perf_counter()\n",
@@ -579,7 +723,7 @@ FIGURES = (
     ),
     *_plant(
         "figures",
-        "benchmarks.bubbles.timeline",
+        "benchmarks.documents.bubbles",
         "bench/test_bench_bubbles",
         (
             "waiting taken for work",
@@ -672,6 +816,56 @@ VERIFIER = (
     ),
     *_plant(
         "verifier",
+        "shardiff.tracing.silent",
+        "tool/test_trace_merge",
+        (
+            "ranks that move different parameters passed over",
+            "if len(details) < 2 and len(lines) < 2:",
+            "if len(lines) < 2:",
+            "test_ranks_that_meet_with_different_parameters_or_from_different_lines_are_told_once",
+        ),
+        (
+            "replicas compared by name alone",
+            "if len(set(texts)) > 1 and members not in lines:",
+            "if None in texts and members not in lines:",
+            "test_replicas_that_differ_are_told_by_the_first",
+        ),
+    ),
+    *_plant(
+        "verifier",
+        "shardiff.tracing.steps",
+        "tool/test_trace_merge",
+        (
+            "the second optimizer's traffic counted to the next step",
+            "step = ended if late else ended + 1",
+            "step = ended + 1",
+            "test_a_run_is_told_by_step",
+        ),
+    ),
+    *_plant(
+        "verifier",
+        "shardiff.summary",
+        "tool/test_trace_formats",
+        (
+            "a message counted for both its ends",
+            "members = [source for source, _ in r.edges]",
+            "members = [rank for edge in r.edges for rank in edge]",
+            "test_what_the_busiest_rank_sends_is_no_sum_over_ranks_that_do_different_things",
+        ),
+    ),
+    *_plant(
+        "verifier",
+        "shardiff.budget",
+        "tool/test_budget",
+        (
+            "a budget of each record taken for one of their sum",
+            "if r.payload_bytes > budget.limit)",
+            "if sum(each.payload_bytes for each in chosen) > budget.limit)",
+            "test_without_a_sum_each_record_is_judged_by_itself",
+        ),
+    ),
+    *_plant(
+        "verifier",
         "shardiff.tracing.verifier",
         "tool/test_verify",
         (
@@ -697,6 +891,64 @@ VERIFIER = (
             "return self.numbers[place] <= len(box.taken[call.rank]) + box.from_any",
             "return True",
             "test_sends_to_each_other_are_a_deadlock_and_with_receives_posted_are_none",
+        ),
+    ),
+)
+
+API = (
+    *_plant(
+        "api",
+        "shardiff.compiling.meshes",
+        "tool/test_api",
+        (
+            "an axis that takes what is left takes half of it",
+            "available // fixed if size == REST",
+            "available // fixed // 2 if size == REST",
+            "test_the_sizes_of_axes_follow_from_the_target",
+        ),
+    ),
+    *_plant(
+        "api",
+        "shardiff.compiling.abstract",
+        "tool/test_abstract",
+        (
+            "what metadata says of an array is forgotten",
+            "specs += [said[0] if said else None for _ in jax.tree.leaves(leaf)]",
+            "specs += [None for _ in jax.tree.leaves(leaf)]",
+            "test_an_nnx_module_comes_back_as_one_whose_arrays_are_shapes",
+        ),
+    ),
+    *_plant(
+        "api",
+        "shardiff.compiling.reading",
+        "tool/test_api",
+        (
+            "the first of several programs of a dump taken for the one",
+            "if len(speaking) > 1:",
+            "if len(speaking) > 2:",
+            "test_what_cannot_be_read_is_refused_in_one_line",
+        ),
+    ),
+    *_plant(
+        "api",
+        "shardiff.baseline",
+        "tool/test_compile",
+        (
+            "lines of code kept in a baseline",
+            'for name in ("source", "name", "computation"):',
+            'for name in ("name", "computation"):',
+            "test_a_budget_or_a_baseline_that_is_exceeded_makes_the_status_1",
+        ),
+    ),
+    *_plant(
+        "api",
+        "shardiff.cli.sides",
+        "tool/test_sides",
+        (
+            "the first step of a run taken for a steady one",
+            "number = step or len(steps)",
+            "number = step or 1",
+            "test_one_steady_step_of_a_run_is_compared_unless_another_is_asked_for",
         ),
     ),
 )
@@ -748,4 +1000,4 @@ RANKS = (
     ),
 )
 
-PLANTED = (*COLLECTIVES, *SCHEDULES, *READER, *DIFF, *FIGURES, *VERIFIER, *RANKS)
+PLANTED = (*COLLECTIVES, *SCHEDULES, *READER, *DIFF, *FIGURES, *VERIFIER, *RANKS, *API)

@@ -1,8 +1,9 @@
-"""Mistakes in how a model is trained, and which claims of a run each must fail: no more, no fewer.
+"""Mistakes in how a model is trained, and exactly those claims of a run that each of them fails.
 
-A mutant is an edit in the source of one module. A small float64 run with the edited module is held to the reference as
-every run is. A claim that it fails is the proof that the suite would notice; one that it keeps shows where the mistake
-hides (AdamW, for example, keeps its first update whatever the gradient's scale is, but for rounding).
+A mutant is an edit in the source of one module. A small float64 run with the edited module is compared with the
+reference as every run is. A claim that fails proves that the suite would notice the mistake. A claim that still holds
+shows where the mistake hides: AdamW, for example, makes the same first update whatever the scale of the gradient is,
+apart from rounding.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ ALL = BACKWARD | {LOSS}
 
 @dataclass(frozen=True)
 class Mutant:
-    """name: what is wrong. edits: (old, new) in the source of `module`, each old there once. claims: those that fail.
+    """name: what is wrong. edits: (old, new) in the source of `module`; each old occurs once. claims: those that fail.
 
     words: part of the error's text, for a mutant that raises. The rest describes the run: one strategy over `degree`
-    ranks, or all those of `mesh`. of_both: the implementation, for a module that both JAX sides share.
+    ranks, or the strategies of `mesh`. of_both: the implementation, for a module that both JAX implementations share.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Mutant:
 
 
 def mutant(name: str, module: str, old: str, new: str, claims: frozenset[str] | set[str], **rest: Any) -> Mutant:
-    """One edit; without `strategy`, the strategy is the module's."""
+    """A mutant with one edit. Without `strategy`, the strategy is the module's."""
     rest.setdefault("strategy", module.rpartition(".")[2])
     edits = rest.pop("more", ())
     return Mutant(name, module, ((old, new), *edits), frozenset(claims), **rest)
@@ -203,8 +204,8 @@ MUTANTS = (
     mutant(
         "backward of a gather takes its own block instead of the sum",
         "torch_impl.collectives",
-        "return reduce_scatter(grad, ctx.group, ctx.dim), None, None",
-        "return grad.chunk(ctx.group.size(), ctx.dim)[ctx.group.rank()], None, None",
+        "return reduce_scatter(grads[0], ctx.group, ctx.dim), None, None",
+        "return grads[0].chunk(ctx.group.size(), ctx.dim)[ctx.group.rank()], None, None",
         BACKWARD,
         strategy="tensor_parallel",
     ),
@@ -242,8 +243,8 @@ MUTANTS = (
     mutant(
         "backward of g reduces once more",
         "torch_impl.collectives",
-        "        return grad, None\n",
-        "        return all_reduce(grad.clone(), dist.group.WORLD), None\n",
+        "        return grads[0], None\n",
+        "        return all_reduce(grads[0].clone(), dist.group.WORLD), None\n",
         BACKWARD,
         strategy="megatron_tensor_parallel",
     ),
@@ -621,6 +622,15 @@ MUTANTS = (
 
 # Edits that change what is communicated, or who writes it, but no number.
 HARMLESS = (
+    mutant(
+        "split outermost first: none of these strategies cuts a dim that another has cut",
+        "torch_impl.compose",
+        "for strategy in reversed(strategies):\n        if hasattr",
+        "for strategy in strategies:\n        if hasattr",
+        set(),
+        strategy="megatron_tensor_parallel",
+        mesh="dp=2,tp=2",
+    ),
     mutant(
         "f left out in shard_map: jax finds that a replicated array is used differently by every rank",
         "jax_impl.shard_map.megatron_tensor_parallel",

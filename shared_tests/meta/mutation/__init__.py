@@ -1,5 +1,5 @@
-"""A general mutation run over the contract, the HLO reader and the diff: `make mutation`.
+"""`make mutation`: a general mutation run over the contract, the HLO reader and the diff.
 
-mutmut makes every small edit that it knows of in every function, and runs the tests that reach it; its settings are in
-pyproject.toml. `equivalent` says of those that survive which change nothing that could be seen, and why.
+mutmut makes every small edit that it knows in every function, and runs the tests that reach it; its settings are in
+pyproject.toml. `equivalent` lists the surviving mutants that change nothing observable, and says why.
 """

@@ -1,7 +1,8 @@
-"""Run mutmut, and tell of each module how many mutants were killed and which survived: `make mutation`.
+"""`make mutation`: runs mutmut and reports for each module how many mutants were killed and which survived.
 
-Its files are in mutants/, so that it can be interrupted and goes on where it was; run again, it tries what survived
-without a reason anew. The exit status is 1 if a mutant survives that is not known to be equivalent.
+Its files are in mutants/, so it can be interrupted and continues where it stopped. If it is run again, it tries those
+mutants again that survived without a reason. The exit status is 1 if a mutant survives that is not known to be
+equivalent.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ class Mutant(NamedTuple):
 
     @property
     def function(self) -> str:
-        """module.function or module.Class.method, of mutmut's mangled name."""
+        """module.function or module.Class.method, from mutmut's mangled name."""
         module, _, mangled = self.name.partition("__mutmut_")[0].rpartition(".")
         return f"{module}.{mangled.removeprefix('x_').removeprefix('xǁ').replace('ǁ', '.')}"
 
 
 def parse(results: str) -> list[Mutant]:
-    """What `mutmut results --all true` prints."""
+    """The mutants in the output of `mutmut results --all true`."""
     lines = (line.strip().rpartition(": ") for line in results.splitlines() if "__mutmut_" in line)
     return [Mutant(name, status) for name, _, status in lines]
 
 
 def changed_lines(diff: str) -> tuple[str, str]:
-    """(what a mutant removes, what it adds), of what `mutmut show` prints."""
+    """(what a mutant removes, what it adds), from the output of `mutmut show`."""
     lines = [line for line in diff.splitlines() if not line.startswith(("---", "+++"))]
     removed, added = ("\n".join(line[1:] for line in lines if line.startswith(sign)) for sign in "-+")
     return removed, added
@@ -98,7 +99,7 @@ def table(modules: dict[str, dict[str, int]]) -> str:
 
 
 def mutmut(*arguments: str) -> str:
-    """What one of mutmut's commands prints, in this process: there may be hundreds."""
+    """The output of one of mutmut's commands, run in this process, because there may be hundreds."""
     from click.testing import CliRunner
     from mutmut.__main__ import cli
 
@@ -117,14 +118,14 @@ def forget(names: Iterable[str]) -> None:
 
 
 def all_results() -> list[Mutant]:
-    """Every mutant that there is, as far as it was tried."""
+    """Every mutant, with its status as far as it was tried."""
     return parse(mutmut("results", "--all", "true")) if MUTANTS.exists() else []
 
 
 def run(names: list[str]) -> None:
-    """Have mutmut try `names`; if none, what is left and what survived without a reason, as there may be new tests.
+    """Let mutmut try `names`; without names, what is left and what survived without a reason.
 
-    What takes too long is tried once more: the machine may have been busy.
+    There may be new tests for the latter. What times out is tried once more, because the machine may have been busy.
     """
     command = [MUTMUT, "run", "--max-children", str(PROCESSES)]
     before = all_results()
@@ -137,7 +138,7 @@ def run(names: list[str]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run it, print the table and what survived, write the result where asked to."""
+    """Run mutmut, print the table and the survivors, and write the result to a file if asked to."""
     parser = argparse.ArgumentParser(prog="python -m shared_tests.meta.mutation", description=__doc__)
     parser.add_argument(
         "names", nargs="*", help='mutants to try, such as "contract.cost.*"; all that are left, if none'

@@ -1,0 +1,223 @@
+"""What has no counterpart but is explained by a rule: repeated, kept, run in every tick, moved between layouts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from shardiff.diff.alignment import Match
+from shardiff.diff.atoms import Atom, agree, by_compiler, kind_of, overlooked, rides_in_a_loop, same_ranks, same_work
+
+REMATERIALIZED = ("rematted_computation", "checkpoint", "remat")
+
+
+def extras(found: Match) -> None:
+    """Explain what is open where a rule does; the strictest first."""
+    for side in (0, 1):
+        ticks(found, side)
+    for side in (1, 0):
+        repeated(found, side, "gathered_again" if side else "kept", is_gather)
+        repeated(found, side, "recomputed" if side else "kept", is_recomputed)
+        one_by_one(found, side)
+    for explained in (weights, tokens, resharded):
+        for side in (1, 0):
+            explained(found, side)
+
+
+def alike(a: Atom, b: Atom) -> bool:
+    """Whether two atoms of one op move as much of the same kind of thing among the same ranks."""
+    amounts = a.elements == b.elements and kind_of(a.dtype) == kind_of(b.dtype)
+    return a is not b and a.op == b.op and amounts and same_work(a, b) and same_ranks(a, b)
+
+
+def by_amount(of: Iterable[Atom]) -> dict[tuple[str, int], list[Atom]]:
+    """Atoms by their op and their elements."""
+    found: dict[tuple[str, int], list[Atom]] = defaultdict(list)
+    for atom in of:
+        found[atom.op, atom.elements].append(atom)
+    return found
+
+
+def explain(found: Match, extra: Atom, by: Atom, rule: str) -> None:
+    """All that is left of `extra` is explained by another atom, in whose row it comes to stand."""
+    rules = {rule} | (overlooked(extra, by) - {"moved"})
+    found.link([(extra, extra.left)], (), extra=True)
+    found.join([extra, by], rules)
+
+
+def ticks(found: Match, side: int) -> None:
+    """What a pipeline runs in the ticks of the bubble too, or in every tick where it is needed once."""
+    for extra in found.open(side, "collective_permute"):
+        if extra.matched and extra.record.times > 1:
+            found.link([(extra, extra.left)], ["bubble_ticks"], extra=True)
+    shape = pipeline(found)
+    if shape is None:
+        return
+    count, microbatches = shape
+    groups: dict[tuple[Any, ...], list[Atom]] = defaultdict(list)
+    for atom in found.sides[side]:
+        groups[atom.op, atom.elements, kind_of(atom.dtype), atom.ranks, atom.record.phase].append(atom)
+    for group in groups.values():
+        needed, run = sum(a.matched for a in group), sum(a.record.times for a in group)
+        left, matched = [a for a in group if a.left], [a for a in group if a.matched]
+        if not left or not matched or group[0].op == "collective_permute":
+            continue
+        if run * microbatches <= needed * count:
+            rule = "bubble_ticks"
+        elif run == needed * count and all(rides_in_a_loop(a.record) for a in group):
+            rule = "reduced_every_tick"
+        else:
+            continue
+        for extra in left:
+            explain(found, extra, extra if extra.matched else matched[0], rule)
+    for extra in found.open(side, "all_reduce"):  # the shares of all ticks in one call
+        for whole in found.open(1 - side, "all_reduce"):
+            same = kind_of(extra.dtype) == kind_of(whole.dtype) and same_work(extra, whole) and same_ranks(extra, whole)
+            if same and extra.left and extra.elements == whole.elements * count and extra.record.computation:
+                left, right = (whole, extra) if side else (extra, whole)
+                found.pair([left], [right], ["reduced_every_tick"])
+
+
+def pipeline(found: Match) -> tuple[int, int] | None:
+    """(ticks, microbatches) of a pipeline, by the permutes between its stages; None where there is none.
+
+    p stages run m microbatches in m + p - 1 ticks. A loop permutes in all of them, separate calls in all but the last.
+    """
+    for side in (0, 1):
+        phases: dict[str, list[Atom]] = defaultdict(list)
+        for atom in found.sides[side]:
+            if atom.op == "collective_permute":
+                phases[atom.record.phase].append(atom)
+        for permutes in phases.values():
+            num_stages = max(len(stages(atom)) for atom in permutes)
+            looped = [atom.record.times for atom in permutes if rides_in_a_loop(atom.record)]
+            count = max(looped) if looped else sum(atom.record.times for atom in permutes) + 1
+            if num_stages > 1 and count - num_stages + 1 >= 1:
+                return count, count - num_stages + 1
+    return None
+
+
+def stages(permute: Atom) -> set[int]:
+    """The ranks that the longest chain of a permute's edges passes through."""
+    after = dict(permute.record.edges or ())
+    longest: set[int] = set()
+    for start in after:
+        chain = [start]
+        while chain[-1] in after and after[chain[-1]] not in chain:
+            chain.append(after[chain[-1]])
+        longest = max(longest, set(chain), key=len)
+    return longest
+
+
+def is_gather(extra: Atom, twin: Atom) -> bool:
+    """Whether this gathers in the backward pass what was gathered in the forward pass."""
+    return extra.op == "all_gather" and extra.record.phase == "backward" and twin.record.phase == "forward"
+
+
+def is_recomputed(extra: Atom, twin: Atom) -> bool:
+    """Whether the backward pass repeats a collective of the forward pass, by its name or by its line of source."""
+    if extra.record.phase != "backward" or twin.record.phase != "forward" or extra.side != twin.side:
+        return False
+    if any(word in (extra.record.detail or "") for word in REMATERIALIZED):
+        return True
+    same_line = extra.record.source is not None and extra.record.source == twin.record.source
+    return same_line and extra.record.computation is None  # a derivative has the source of what it is derived from
+
+
+def repeated(found: Match, side: int, rule: str, fits: Callable[[Atom, Atom], bool]) -> None:
+    """What one side sends a second time, and the other keeps. The twins, which are sent once, take turns."""
+    turns: dict[int, int] = {}
+    matched = by_amount(atom for atom in (*found.sides[1 - side], *found.sides[side]) if atom.matched)
+    for extra in found.open(side):
+        there = matched.get((extra.op, extra.elements), ())
+        twins = [twin for twin in there if fits(extra, twin) and alike(extra, twin)]
+        if twins:
+            twin = min(twins, key=lambda twin: turns.get(id(twin), 0))
+            turns[id(twin)] = turns.get(id(twin), 0) + 1
+            explain(found, extra, twin, rule)
+
+
+def one_by_one(found: Match, side: int) -> None:
+    """Sums whose addends one side reduces each by itself and the other adds up first, if a compiler chose so."""
+    rule = "reduced_one_by_one" if side else "added_first"
+    matched = by_amount(atom for atom in found.sides[side] if atom.matched)
+    for extra in found.open(side):
+        if extra.op not in ("all_reduce", "reduce_scatter") or extra.moves in ("gradient", "parameter"):
+            continue
+        for twin in matched.get((extra.op, extra.elements), ()):
+            same = alike(extra, twin) and agree(extra.shape, twin.shape) and extra.record.phase == twin.record.phase
+            partners = [a for a in partners_of(found, twin) if a.moves not in ("gradient", "parameter")]
+            if same and partners and (by_compiler(extra.record) or any(by_compiler(a.record) for a in partners)):
+                explain(found, extra, twin, rule)
+                break
+
+
+def partners_of(found: Match, atom: Atom) -> Iterator[Atom]:
+    """The atoms of the other side in the links of an atom's record."""
+    node = (atom.side, atom.index)
+    there = {other for link in found.links if node in link.nodes for other in link.nodes if other[0] != atom.side}
+    return (other for other in found.sides[1 - atom.side] if (other.side, other.index) in there)
+
+
+def row_of(found: Match, of: list[Atom], rule: str) -> None:
+    """All that is left of these atoms as one row under a rule."""
+    found.link([(atom, atom.left) for atom in of], [rule], extra=True)
+
+
+def weights(found: Match, side: int) -> None:
+    """Weights that one side gathers, and whose gradients it scatters, where the other exchanges activations."""
+    gathers = [a for a in found.open(side, "all_gather") if a.moves == "parameter"]
+    for first in gathers:
+        if not first.left:
+            continue
+        mine = [a for a in gathers if a.left and same_ranks(a, first)]
+        sizes = {a.elements for a in mine}
+        scattered = [
+            a
+            for op in ("reduce_scatter", "all_reduce")
+            for a in found.open(side, op)
+            if a.record.phase == "backward" and a.elements in sizes and same_ranks(a, first) and a.moves != "activation"
+        ]
+        theirs = [
+            a
+            for op in ("all_gather", "reduce_scatter", "all_reduce")
+            for a in found.open(1 - side, op)
+            if same_ranks(a, first) and a.moves not in ("parameter", "gradient")
+        ]
+        if theirs and (first.record.computation is not None or any(by_compiler(a.record) for a in theirs)):
+            row_of(found, [*mine, *scattered, *theirs], "weight_gathered")
+
+
+def tokens(found: Match, side: int) -> None:
+    """Gathers and scattered sums of `side` where the other side has all_to_alls over the same ranks and no such."""
+    for phase in ("forward", "backward"):
+        exchanged = [a for a in found.open(1 - side, "all_to_all") if a.record.phase == phase]
+        for first in exchanged:
+            if not first.left:
+                continue
+            theirs = [a for a in exchanged if a.left and same_ranks(a, first)]
+            mine = [
+                a
+                for op in ("all_gather", "reduce_scatter", "all_reduce")
+                for a in found.open(side, op)
+                if a.record.phase == phase and same_ranks(a, first) and by_compiler(a.record)
+            ]
+            if mine:
+                row_of(found, [*mine, *theirs], "gather_and_scatter")
+
+
+def resharded(found: Match, side: int) -> None:
+    """Moves between layouts that a compiler inserted: all_to_alls, and gathers over the same ranks beside them."""
+    moves = [a for a in found.open(side, "all_to_all") if by_compiler(a.record)]
+    phases = {a.record.phase for a in moves}
+    gathers = [
+        a
+        for a in found.open(side, "all_gather")
+        if a.record.phase in phases
+        and a.moves is None
+        and by_compiler(a.record)
+        and any(same_ranks(a, b) for b in moves)
+    ]
+    for atom in (*moves, *gathers):
+        found.link([(atom, atom.left)], ["resharded"], extra=True)

@@ -1,0 +1,258 @@
+"""What torch's dispatcher shows of a thread: its operators, read as calls, with their phase and what they move."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+# A dispatch mode imports it at its first operator. That is too late once there is a process group: default arguments in
+# torch.distributed.nn would keep the group, and its threads, past destroy_process_group.
+import torch._dynamo
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardiff.tracing.calls import MESSAGES, Call
+from shardiff.tracing.libraries import modes
+from shardiff.tracing.names import Names
+from shardiff.tracing.operators import OPERATORS, calls_of, is_fake, short_name, tensors_in
+from shardiff.tracing.phases import Phases
+from shardiff.tracing.values import Values
+from shardiff.tracing.where import Where, where
+
+NO_DISPATCH: Any = vars(Tensor)["__torch_dispatch__"]  # of classes that leave dispatching as it is
+
+
+class Mode(TorchDispatchMode):
+    """Shows a thread's operators to the tracer. Each thread has its own: a mode remembers what was on the stack."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile compile: what it makes is seen when it runs."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.tracer.operator(func, types, args, kwargs or {})
+
+
+class OfThread(threading.local):
+    """What a tracer knows of the thread that asks."""
+
+    def __init__(self) -> None:
+        self.running: list[str] = []  # the paths of the modules that run now, outermost first
+        self.last_work: Any = None  # kept until Python has it too: it gets the same object only while that lives
+        self.batch: list[int] | None = None  # the calls that are being coalesced
+        self.inside = False  # an operator is being handled, while which the mode is not on the stack
+
+
+class Tracer:
+    """Turns operators into calls, and knows in which phase, and for which parameter or module, they run.
+
+    groups: keeps every process group that is seen, for as long as it is kept itself. A tensor that a mode has seen is a
+    Python object, for whose end gloo's thread needs the GIL. Where DistributedDataParallel is the last to hold a group,
+    its reducer waits, with the GIL, for that thread to end; so it must not be the last while the thread has work.
+    """
+
+    def __init__(
+        self,
+        names: dict[str, Tensor] | None,
+        tell: Callable[[Call], None],
+        hold: Callable[[int], None],
+        first_phase: str = "forward",
+        values: bool = False,
+        groups: dict[str, Any] | None = None,
+    ) -> None:
+        self.calls: list[Call] = []
+        self.pid, self.lock, self.open = os.getpid(), threading.Lock(), True
+        self.tell, self.hold = tell, hold
+        self.phases = Phases(first_phase, self.mark)
+        self.names = Names(names)
+        self.groups = {} if groups is None else groups
+        self.values = Values(self.mark) if values else None
+        self.thread = OfThread()
+        self.unwaited: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # Work -> its calls
+        self.unwaited_memory: dict[int, int] = {}  # what functional collectives fill, by address -> their calls
+        self.unseen: set[str] = set()
+
+    def operator(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Any operator that is about to run; runs it."""
+        if not self.open:
+            return func(*args, **kwargs)  # in a thread that has outlived it
+        self.thread.last_work = None
+        self.phases.notice(func, args)
+        kinds = {t.__name__ for t in types if t.__torch_dispatch__ is not NO_DISPATCH}
+        if kinds and not kinds & {"FakeTensor", "FunctionalTensor"}:
+            return NotImplemented  # a DTensor, say: its own operators on plain tensors come by here later
+        if func.namespace not in OPERATORS:
+            return func(*args, **kwargs)
+        if short_name(func) == "wait_tensor":
+            self.memory_awaited(args[0])
+        at = where()
+        positions = [self.add(call, args, at) for call in self.calls_of(func, args, kwargs, at)]
+        for i in positions:
+            if not self.calls[i].is_async and self.thread.batch is None:
+                self.hold(i)
+        self.thread.inside = True
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self.thread.inside = False
+        if func.namespace == "c10d":
+            self.expect(result, positions)
+            if self.values and positions:
+                self.values.expect(positions[0], self.calls[positions[0]], args)
+        else:
+            self.expect_memory(args, result, positions)
+            if self.values and short_name(func) == "wait_tensor":
+                self.values.awaited_memory(args[0])
+        return result
+
+    def calls_of(self, func: Any, args: Any, kwargs: Any, at: Where) -> list[Call]:
+        return calls_of(func, args, kwargs, at, self.axis, self.not_seen)
+
+    def axis(self, group: Any) -> str | None:
+        """What a group is called; it is kept from now on."""
+        self.groups[f"{id(group)}"] = group
+        return self.names.axis(group)
+
+    def sees_this_thread(self) -> bool:
+        """Whether a mode of this tracer sees what the thread that asks calls, or the tracer has ended."""
+        mine = (mode for mode in modes() if isinstance(mode, Mode) and mode.tracer is self)
+        return not self.open or self.thread.inside or any(mine)
+
+    def module_begins(self, module: nn.Module, _: Any) -> None:
+        """A module's forward is about to run; the first to do so names all in it."""
+        if torch.compiler.is_compiling():
+            return
+        running = self.thread.running
+        if not running:
+            self.phases.module_runs()
+            self.names.learn(module)
+            if self.values:
+                self.values.parameters(module)
+        running.append(self.names.paths.get(module, ""))
+
+    def module_ends(self, module: nn.Module, *_: Any) -> None:
+        """A module's forward has returned or raised."""
+        if not torch.compiler.is_compiling() and self.thread.running:
+            self.thread.running.pop()
+            self.phases.evaluates = self.phases.evaluates and bool(self.thread.running)
+            self.names.note_buckets(module)
+
+    def optimizer_ends(self, *_: Any) -> None:
+        """An optimizer's step has ended, perhaps inside another's."""
+        self.phases.optimizer_ends()
+        if self.values and not self.phases.depth:
+            self.values.parameters()
+
+    def step_ends(self) -> None:
+        """The program says that a training step has ended."""
+        self.phases.begun = False
+        self.phases.phase = "other"
+        self.mark("step")
+
+    def not_seen(self, operator: str) -> None:
+        """An operator communicates that nobody knows here."""
+        if operator not in self.unseen:
+            self.unseen.add(operator)
+            self.mark(f"unseen {operator}")
+
+    def mark(self, text: str, of: int | None = None) -> None:
+        """Note what is no call, once this process is a rank."""
+        if dist.is_initialized():
+            self.note(Call(dist.get_rank(), "mark", detail=text, of=of))
+
+    def note(self, call: Call) -> int:
+        """Note and tell a call. Returns its position."""
+        with self.lock:
+            if self.pid != os.getpid():  # in a child that was forked from the middle of it
+                self.pid = os.getpid()
+                self.calls.clear()
+            call = replace(call, time=time.time())
+            self.calls.append(call)
+            self.tell(call)
+            return len(self.calls) - 1
+
+    def add(self, call: Call, args: Any = (), at: Where | None = None) -> int:
+        """Note and tell a call that is about to run. Returns its position."""
+        at = at or Where()
+        phase, running = self.phases.of(at), self.thread.running
+        if phase != "backward":
+            self.names.sent.clear()
+        moved = self.names.moved(tensors_in(args))
+        if moved is None and at.reducer and phase == "backward" and call.op == "all_reduce":
+            moved = self.names.bucket(call.payload_bytes)
+        if moved is None and at.unit is not None:
+            gathered = call.op == "all_gather"
+            moved = ("parameter", at.unit) if gathered else ("gradient", f"gradients of {at.unit}")
+        moves, detail = moved or (None, next((path for path in reversed(running) if path), None))
+        return self.note(replace(call, phase=phase, detail=detail, moves=moves))
+
+    def expect(self, result: Any, positions: list[int]) -> None:
+        """Remember the Work that an operator returned, to know when it is waited for."""
+        positions = [i for i in positions if self.calls[i].is_async or self.calls[i].op == "recv" or self.values]
+        if self.thread.batch is not None:
+            self.thread.batch += positions
+        work = result[-1] if isinstance(result, tuple | list) else result
+        if positions and isinstance(work, torch.ScriptObject):
+            unbox: Any = getattr(dist.Work, "unbox")
+            self.thread.last_work = unbox(work)
+            self.unwaited[self.thread.last_work] = positions
+
+    def batch_begins(self, *_: Any) -> None:
+        """NCCL coalesces what follows, until `batch_ends` gives one Work for all of it."""
+        self.thread.batch = []
+
+    def batch_ends(self, _name: str, _group: Any, work: Any) -> None:
+        if work is not None and self.thread.batch:
+            self.thread.last_work, self.unwaited[work] = work, self.thread.batch
+        self.thread.batch = None
+
+    def before_wait(self, work: Any) -> None:
+        """A Work is about to be waited for."""
+        for i in self.unwaited.get(work, ()):
+            if self.calls[i].is_async:
+                self.hold(i)
+
+    def work_awaited(self, name: str, work: Any, result: Any) -> None:
+        """A Work is done. Where a receive came from, if from anyone, is known now."""
+        self.thread.last_work = None  # not a reference longer than the program's own
+        if name == "is_completed" and not result:
+            return
+        for i in self.unwaited.pop(work, ()):
+            call = self.calls[i]
+            if self.values:
+                self.values.awaited(i)
+            if call.op == "send" or not (call.is_async or call.op == "recv"):
+                continue
+            from_any = call.op == "recv" and call.peer is None
+            self.note(Call(call.rank, "wait", of=i, peer=call.ranks[work._source_rank()] if from_any else None))
+
+    def expect_memory(self, args: Any, result: Any, positions: list[int]) -> None:
+        """The same for functional collectives, which are waited for by their tensors."""
+        messages = [i for i in positions if self.calls[i].op in MESSAGES]
+        tensors = tensors_in(args if messages else result)
+        for i, t in zip(messages or positions * len(tensors), tensors, strict=False):
+            self.unwaited_memory[t.data_ptr()] = i
+            if self.values:
+                self.values.expect_memory(i, self.calls[i], t)
+
+    def memory_awaited(self, t: Tensor) -> None:
+        """A tensor is about to be waited for, in which a functional collective's result may come."""
+        if self.unwaited_memory and not is_fake(t):
+            i = self.unwaited_memory.pop(t.data_ptr(), None)
+            if i is not None:
+                self.hold(i)
+                if self.calls[i].op == "recv":
+                    self.note(Call(self.calls[i].rank, "wait", of=i))

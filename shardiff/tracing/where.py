@@ -1,0 +1,79 @@
+"""Where a call comes from: the user's line, and what torch does for it. Read off the stack of Python frames."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from shardiff.tracing.libraries import fsdp_unit, in_setup
+
+TORCH = str(Path(torch.__file__).parent)
+NOT_THE_USER = (TORCH, str(Path(__file__).parents[1]), "<frozen", "<eval_with_key>")
+DISPATCHING = ("_python_dispatch.py", "_ops.py", "_compile.py", "eval_frame.py")  # between a mode and its operator
+WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py", "threading.py")
+LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib")})
+
+
+@dataclass
+class Where:
+    """source: the user's line as file:line; where a library other than torch made the call, that library's line follows
+    it. functions: the names of torch's functions that run. setup: one of them sets up. unit: the path of the module
+    whose FSDP2 unit asks. differentiable: a torch.autograd.Function runs. reducer: the call is made by C++ alone."""
+
+    source: str | None = None
+    functions: set[str] = field(default_factory=set)
+    setup: bool = False
+    unit: str | None = None
+    differentiable: bool = False
+    reducer: bool = False
+
+
+def where() -> Where:
+    """Of the code that called torch."""
+    found, library = Where(), None
+    frame = sys._getframe(1)
+    first = True
+    while frame is not None:
+        code = frame.f_code
+        name = code.co_filename
+        if not frame.f_globals.get("__tracebackhide__") and (file := user_file(name)):
+            line = f"{file}:{frame.f_lineno}"
+            if not name.startswith(LIBRARIES):
+                found.source = found.source or (f"{line} ({library})" if library else line)
+            elif library is None:
+                library = f"{Path(name).parent.name}/{Path(name).name}:{frame.f_lineno}"
+        elif name.startswith(TORCH):
+            if not found.source and not library:
+                found.functions.add(code.co_name)
+            if first and not name.endswith(DISPATCHING):
+                found.reducer, first = code.co_name == "_engine_run_backward", False
+            found.setup = found.setup or in_setup(frame)
+            found.unit = found.unit or fsdp_unit(frame)
+            found.differentiable = found.differentiable or (code.co_name == "apply" and name.endswith("function.py"))
+        frame = frame.f_back
+    found.source = found.source or library
+    return found
+
+
+def setting_up() -> bool:
+    """Whether a function of torch runs that sets up."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(TORCH) and in_setup(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@cache
+def user_file(name: str) -> str | None:
+    """The file's path, relative to the working directory if it is below; None for torch's, ours, and generated code."""
+    path = Path(name)
+    if name.startswith(NOT_THE_USER) or path.name in WRAPPERS or "torchinductor" in name or name.startswith("<"):
+        return None
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else name
