@@ -72,7 +72,12 @@ def facts(device: str) -> Document:
     import json
 
     done = subprocess.run(
-        [sys.executable, "-c", FACTS, device], cwd=run.ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", FACTS, device],
+        cwd=run.ROOT,
+        env=run.environment(device),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     return json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr.strip().splitlines()[-1][:300]}
 

@@ -24,15 +24,15 @@ def compile_step(run: Run, devices: Sequence[Any]) -> Any:
 
 def arguments(lowered: Any, compiled: Any) -> list[Any]:
     """Random arrays for every argument, of which this process makes the shards that its devices hold."""
-    rng = np.random.default_rng(0)
+    few = np.random.default_rng(0).standard_normal(1 << 20, dtype=np.float32) * 0.02
+    drawn: dict[tuple[Any, ...], np.ndarray] = {}  # to draw each anew would take longer than the steps
 
     def fill(info: Any, sharding: Any) -> jax.Array:
         shape = sharding.shard_shape(info.shape)
-        if jnp.issubdtype(info.dtype, jnp.floating):
-            small = rng.standard_normal(min(int(np.prod(shape)), 1 << 20) or 1, dtype=np.float32)
-            shard = np.resize(small * 0.02, shape).astype(info.dtype)
-        else:
-            shard = np.zeros(shape, info.dtype)
+        if (shape, info.dtype) not in drawn:
+            random = jnp.issubdtype(info.dtype, jnp.floating)
+            drawn[shape, info.dtype] = np.resize(few if random else np.zeros(1), shape).astype(info.dtype)
+        shard = drawn[shape, info.dtype]
         local = [jax.device_put(shard, device) for device in sharding.addressable_devices]
         return jax.make_array_from_single_device_arrays(info.shape, sharding, local)
 

@@ -45,10 +45,10 @@ WAVES = (
         Part("tests", "pytest -m gpu", ("suite", "on_gpu"), 110),
         Part("compiled", "programs for this device and for the h200 target", ("programs", "one_device"), 60),
     ),
-    (Part("torch_steps", "steps of torch and its rates", ("steps_torch", "measure"), 90),),
-    (Part("jax_steps", "steps of JAX and its rates", ("steps_jax", "measure"), 60),),
-    (Part("floors", "copies and collectives of one rank", ("floors", "measure"), 45),),
-    (Part("one_of_many", "one rank of a program of many, without its peers", ("programs", "one_of_many"), 75),),
+    (Part("torch_steps", "steps of torch and its rates", ("steps_torch", "measure"), 110),),
+    (Part("jax_steps", "steps of JAX and its rates", ("steps_jax", "measure"), 75),),
+    (Part("floors", "copies and collectives of one rank", ("floors", "measure"), 40),),
+    (Part("one_of_many", "one rank of a program of many, without its peers", ("programs", "one_of_many"), 90),),
 )
 PARTS = {part.name: part for wave in WAVES for part in wave}
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -95,6 +96,8 @@ def run_wave(parts: Sequence[Part], device: str, folder: Path, ends: float) -> I
     """Run the parts at the same time and give what became of each as it ends. ends: a time.monotonic()."""
     started: dict[Part, tuple[subprocess.Popen[bytes], float, float]] = {}
     with ExitStack() as stack:
+        made = tempfile.TemporaryDirectory(prefix="shardiff-", ignore_cleanup_errors=True)
+        temporary = Path(stack.enter_context(made))
         for part in parts:
             now = time.monotonic()
             if ends - now < 1:
@@ -102,7 +105,7 @@ def run_wave(parts: Sequence[Part], device: str, folder: Path, ends: float) -> I
                 continue
             (folder / f"{part.name}.json").unlink(missing_ok=True)
             log = stack.enter_context(open(folder / f"{part.name}.log", "wb"))
-            process = start(part, device, folder, log)
+            process = start(part, device, folder, log, temporary)
             stack.callback(end_if_running, process)
             started[part] = process, now, min(now + part.limit(device), ends)
         while started:
@@ -124,14 +127,26 @@ def run_wave(parts: Sequence[Part], device: str, folder: Path, ends: float) -> I
                 yield outcome(part, device, status, time.monotonic() - since, reason, reached)
 
 
-def start(part: Part, device: str, folder: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def start(part: Part, device: str, folder: Path, log: IO[bytes], temporary: Path) -> subprocess.Popen[bytes]:
     """A part's process, in a session of its own, so that all that it starts can be ended."""
-    path = os.pathsep.join([str(ROOT), *(entry for entry in sys.path if entry)])
-    variables = {**os.environ, **VARIABLES, **OF_DEVICE[device], "PYTHONPATH": path}
     command = [sys.executable, "-m", "benchmarks.gpu.parts", part.name, device, str(folder / f"{part.name}.json")]
     return subprocess.Popen(
-        command, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        command,
+        cwd=ROOT,
+        env=environment(device, temporary),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
     )
+
+
+def environment(device: str, temporary: Path | None = None) -> dict[str, str]:
+    """The variables of a part's process, which imports from where this one does. temporary: its folder for files that
+    nobody needs afterwards, such as what torch.compile caches."""
+    path = os.pathsep.join([str(ROOT), *(entry for entry in sys.path if entry)])
+    place = {} if temporary is None else {"TMPDIR": str(temporary)}
+    return {**os.environ, **VARIABLES, **OF_DEVICE[device], "PYTHONPATH": path, **place}
 
 
 def end_if_running(process: subprocess.Popen[bytes]) -> None:

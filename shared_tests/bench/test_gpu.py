@@ -36,7 +36,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch):
     """Parts that do what CASES says, and the command that starts one."""
     waves = (tuple(Part(name, name, ("", ""), 3) for name in CASES), (Part("last", "last", ("", ""), 3),))
 
-    def start(part, device, folder, log):
+    def start(part, device, folder, log, temporary):
         code = f"import sys; {CASES.get(part.name, FINE)}"
         command = [sys.executable, "-S", "-c", code, str(folder / f"{part.name}.json")]
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -79,7 +79,7 @@ def test_every_part_has_its_function_and_together_they_fit_into_eight_minutes():
         module, function = part.where
         assert f"\ndef {function}(" in (run.ROOT / "benchmarks" / "gpu" / f"{module}.py").read_text()
     assert command.BUDGETS["cuda"] <= 470
-    assert sum(max(part.seconds for part in wave) for wave in WAVES) <= 520  # most parts end before their limit
+    assert sum(max(part.seconds for part in wave) for wave in WAVES) <= 560  # most parts end before their limit
 
 
 def test_without_a_gpu_one_line_says_so(monkeypatch, capsys):
