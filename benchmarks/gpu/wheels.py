@@ -11,37 +11,26 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-# What the project imports beside numpy, torch, jax, flax, optax and matplotlib, and what that needs in turn.
-NEEDED = (
-    "msgspec",
-    "psutil",
-    "jinja2",
-    "markupsafe",
-    "typer",
-    "annotated-doc",
-    "shellingham",
-    "typing-extensions",
-    "rich",
-    "markdown-it-py",
-    "mdurl",
-    "pygments",
-    "pytest",
-    "iniconfig",
-    "packaging",
-    "pluggy",
-    "hypothesis",
-    "sortedcontainers",
-)
+# What the project imports besides numpy, torch, jax, flax, optax and matplotlib -> what that needs in turn.
+NEEDED = {
+    "msgspec": (),
+    "psutil": (),
+    "jinja2": ("markupsafe",),
+    "rich": ("markdown-it-py", "mdurl", "pygments"),
+    "typer": ("annotated-doc", "shellingham", "pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
+    "pytest": ("iniconfig", "packaging", "pluggy"),
+    "hypothesis": ("sortedcontainers",),
+}
 FRAMEWORKS = ("numpy", "torch", "jax", "flax", "optax")
 PYTHONS = ("3.11", "3.12", "3.13")
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 17, 12, 5)] + ["manylinux2014_x86_64"]
 
 
-def missing(packages: Sequence[str]) -> list[str]:
+def missing(packages: Iterable[str]) -> list[str]:
     """Those of the packages that this python does not have."""
     absent = []
     for name in packages:
@@ -59,7 +48,7 @@ def install(folder: Path | None, target: Path) -> list[str]:
     """
     if absent := missing(FRAMEWORKS):
         raise ValueError(f"{sys.executable} has no {', '.join(absent)}: give a python that has, as PYTHON=...")
-    absent = missing(NEEDED)
+    absent = [name for package in missing(NEEDED) for name in (package, *missing(NEEDED[package]))]
     if not absent:
         return []
     if folder is None:
@@ -84,7 +73,8 @@ def download(folder: Path, pythons: Sequence[str] = PYTHONS) -> None:
     """Fill a folder with the wheels of NEEDED for Linux on x86-64, in the versions of constraints.txt."""
     pins = dict(line.strip().split("==") for line in _constraints() if "==" in line and not line.startswith("#"))
     pinned = {name.lower().replace("_", "-"): number for name, number in pins.items()}
-    wanted = [f"{name}=={pinned[name]}" if name in pinned else name for name in NEEDED]
+    names = [name for package, others in NEEDED.items() for name in (package, *others)]
+    wanted = [f"{name}=={pinned[name]}" if name in pinned else name for name in names]
     folder.mkdir(parents=True, exist_ok=True)
     for python in pythons:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]

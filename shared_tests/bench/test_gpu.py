@@ -114,7 +114,7 @@ def wheel(folder, name: str) -> None:
 
 
 def test_a_missing_package_comes_from_the_folder_of_wheels(tmp_path, monkeypatch):
-    monkeypatch.setattr(wheels, "NEEDED", ("psutil", "shardiff_missing"))
+    monkeypatch.setattr(wheels, "NEEDED", {"psutil": ("not-needed-then",), "shardiff_missing": ("msgspec",)})
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(ValueError, match="has no shardiff_missing: run make wheels WHEELS=DIR"):
         wheels.install(None, tmp_path / "target")
