@@ -1,10 +1,15 @@
-"""HLO modules for tests: an ENTRY around a few instructions, and what XLA's own parser makes of text."""
+"""HLO modules for tests: the cases, an ENTRY around a few instructions, and what XLA's own parser makes of text."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from shardiff.hlo import Module, read
+from shardiff.hlo import COLLECTIVES, Module, read
+from shardiff.hlo.instruction import instruction
+from shardiff.hlo.text import parse
 from shardiff.record import Record
 
 ADD = """
@@ -67,3 +72,78 @@ CHOSEN = f"""
       ROOT %o = f32[8] conditional(%k, %x, %x, %x), branch_computations={{%no, %yes, %no}}
     }}
 """
+
+
+CASES = Path(__file__).parent / "hlo_cases"
+GOOD = sorted(path for path in CASES.rglob("*.hlo.txt") if not path.name.startswith("bad_"))
+REAL = sorted((CASES / "real").glob("*.hlo.txt"))
+
+
+def opcode_of(instruction) -> str:
+    """all-reduce-start of kAllReduceStart, as far as collectives go."""
+    name = str(instruction.opcode).rpartition(".k")[2]
+    return "".join("-" + c.lower() if c.isupper() else c for c in name).lstrip("-")
+
+
+def assert_same_instructions(text: str) -> None:
+    """The collectives are those that XLA's parser sees, with the same operands, shapes and groups."""
+    program = parse(text, COLLECTIVES)
+    native = {}
+    for computation in xla_parse(text).computations():
+        for found in computation.instructions():
+            opcode = opcode_of(found)
+            if opcode == "async-start" and found.async_wrapped_root() is not None:
+                opcode = opcode_of(found.async_wrapped_root()) + "-start"
+            if opcode in COLLECTIVES:
+                native[computation.name, found.name] = opcode, found
+    printed = {computation for computation, _ in program.interesting}
+    seen = {}
+    for computation, statement in program.interesting:
+        site = instruction(text, statement)
+        seen[computation, site.name] = site.opcode
+        _, found = native[computation, site.name]
+        line = re.sub(r"%|/\*index=\d+\*/", "", found.to_string())
+        assert site.operands == tuple(operand.name for operand in found.operands())
+        assert f" = {' '.join(site.shape.split())} {site.opcode}(" in line
+        for name in ("replica_groups", "source_target_pairs", "channel_id"):
+            if name in site.attributes:
+                assert f", {name}={site.attributes[name]}" in line
+    assert seen == {key: opcode for key, (opcode, _) in native.items() if key[0] in printed}
+
+
+def loop(
+    name: str = "w",
+    trips: int | None = None,
+    start: str = "constant(0)",
+    bound: str = "constant(5)",
+    step: str = "add(%i, %one)",
+    test: str = "compare(%i, %n), direction=LT",
+    inside: str = f"all-reduce(%v), {ALL}, to_apply=%add",
+) -> tuple[str, str]:
+    """(computations, instructions of ENTRY) of a while loop around one collective."""
+    config = f', backend_config={{"known_trip_count":{{"n":"{trips}"}}}}' if trips is not None else ""
+    computations = f"""
+    %{name}.body (t: (s32[], f32[8])) -> (s32[], f32[8]) {{
+      %t = (s32[], f32[8]) parameter(0)
+      %i = s32[] get-tuple-element(%t), index=0
+      %v = f32[8] get-tuple-element(%t), index=1
+      %one = s32[] constant(1)
+      %three = s32[] constant(3)
+      %j = s32[] {step}
+      %c = f32[8] {inside}
+      ROOT %r = (s32[], f32[8]) tuple(%j, %c)
+    }}
+    %{name}.cond (t: (s32[], f32[8])) -> pred[] {{
+      %t = (s32[], f32[8]) parameter(0)
+      %i = s32[] get-tuple-element(%t), index=0
+      %n = s32[] {bound}
+      ROOT %lt = pred[] {test}
+    }}
+    """
+    return (
+        computations,
+        f"""%{name}.z = s32[] {start}
+    %{name}.t = (s32[], f32[8]) tuple(%{name}.z, %p)
+    %{name} = (s32[], f32[8]) while(%{name}.t), condition=%{name}.cond, body=%{name}.body{config}
+    """,
+    )

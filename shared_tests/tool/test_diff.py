@@ -20,7 +20,7 @@ from shardiff.compiling.hardware import has_compiler, parse
 from shardiff.diff.rows import align, unexplained
 from shardiff.diff.rules import WHY
 from shardiff.record import step_bytes
-from shared_tests.tool.test_hlo_text import assert_same_instructions
+from shared_tests.tool.hlo_modules import assert_same_instructions
 
 # What every diff comes to at width 1024, batch 256, 4 layers (8 for the pipeline): how many rows under which rules.
 COMBINED = {("combined", "moved"): 1}

@@ -1,0 +1,124 @@
+"""Mistakes in jax_impl, each tried with one strategy."""
+
+from __future__ import annotations
+
+from shared_tests.meta.mutants.training.mutant import ALL, BACKWARD, RAISES, mutant
+
+GRAD_INSIDE = """
+    @jax.shard_map(mesh=mesh, in_specs=(params_specs(run), batch_specs(run)), out_specs=(P(), params_specs(run)))
+    def inside(params: list[Layer], batch: Batch) -> tuple[Array, list[Layer]]:
+        def share(params: list[Layer]) -> Array:
+            return squared_error(model.forward(params, batch.x), batch)
+
+        part, grads = jax.value_and_grad(share)(params)
+        return lax.psum(part, "dp"), jax.tree.map(lambda g: lax.psum(g, "dp"), grads)
+
+    return inside(params, batch)
+"""
+
+JAX = (
+    # shard_map
+    mutant(
+        "gradient taken inside shard_map, and reduced again",
+        "jax_impl.compose",
+        "\n    return jax.value_and_grad(loss)(params, batch, mesh, run)\n",
+        GRAD_INSIDE,
+        BACKWARD,
+        strategy="data_parallel",
+    ),
+    mutant(
+        "sum over ranks instead of mean over samples, in shard_map",
+        "jax_impl.shard_map.data_parallel",
+        "return all_reduce(share, AXIS)",
+        "return 2 * all_reduce(share, AXIS)",
+        ALL,
+        optimizer="sgd",
+    ),
+    mutant(
+        "loss not summed over the ranks, in shard_map",
+        "jax_impl.shard_map.data_parallel",
+        "return all_reduce(share, AXIS)",
+        "return share",
+        {RAISES},
+        words="out_specs",
+    ),
+    mutant(
+        "a gather forgotten, in shard_map",
+        "jax_impl.shard_map.tensor_parallel",
+        "if x.shape[1] < w.shape[0]:",
+        "if False:",
+        {RAISES},
+        words="dot_general",
+    ),
+    mutant(
+        "row bias added on every rank, in shard_map",
+        "jax_impl.shard_map.megatron_tensor_parallel",
+        "all_reduce(h @ w_down, AXIS)",
+        "all_reduce(h @ w_down + b_down, AXIS)",
+        ALL,
+        more=(("gelu(y + b_down)", "gelu(y)"),),
+    ),
+    mutant(
+        "activations permuted the wrong way",
+        "jax_impl.shard_map.pipeline_parallel",
+        "(s, s + 1)",
+        "(s + 1, s)",
+        ALL,
+    ),
+    mutant(
+        "loss of every stage",
+        "jax_impl.shard_map.pipeline_parallel",
+        "jnp.where(stage == last, error, 0)",
+        "error",
+        ALL,
+    ),
+    mutant(
+        "layers that only fill up a stage are run",
+        "jax_impl.compose",
+        "x = jnp.where(jnp.asarray(exists)[stage, j], forward(layers[j * unit : (j + 1) * unit], x), x)",
+        "x = forward(layers[j * unit : (j + 1) * unit], x)",
+        ALL,
+        strategy="pipeline_parallel",
+        layers=5,
+    ),
+    # annotated
+    mutant(
+        "rows split instead of columns",
+        "jax_impl.annotated.tensor_parallel",
+        '"up_out": AXIS',
+        '"up_in": AXIS',
+        {RAISES},
+        words="where the layout says",
+    ),
+    mutant(
+        "buffer shifted the wrong way",
+        "jax_impl.annotated.pipeline_parallel",
+        "state[:-1], ((1, 0), ",
+        "state[1:], ((0, 1), ",
+        ALL,
+    ),
+    mutant(
+        "targets not delayed by the stages",
+        "jax_impl.annotated.pipeline_parallel",
+        "(bubble[0][::-1], *bubble[1:])",
+        "bubble",
+        ALL,
+    ),
+    mutant(
+        "loss of every stage, annotated",
+        "jax_impl.annotated.pipeline_parallel",
+        "errors * (jnp.arange(stages) == stages - 1)",
+        "errors",
+        ALL,
+    ),
+    mutant(
+        "rows that only fill up a shard are counted",
+        "jax_impl.compose",
+        "return place(pad_batch(batch, shares), batch_specs(run), mesh)",
+        "padded = pad_batch(batch, shares)\n    padded = padded._replace(weight=padded.weight * 0 + batch.weight[0])\n"
+        "    return place(padded, batch_specs(run), mesh)",
+        ALL,
+        batch=7,
+        strategy="data_parallel",
+    ),
+)

@@ -1,0 +1,22 @@
+"""A command's answer, or the one line that says why there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardiff.cli import main as cli
+
+CASE = Path(__file__).with_name("hlo_cases") / "conditional_branches.hlo.txt"
+ROOT = Path(__file__).parents[2]
+
+
+def say(arguments, capsys, files=1):
+    """(status, all output) of a command, which has answered, or said in one line (of each of some files) why not."""
+    status = cli.main(arguments)
+    out, err = capsys.readouterr()
+    if status == 2:
+        assert 1 <= err.count("\n") <= files, err
+        assert all(line.startswith("shardiff: ") and len(line) > 20 for line in err.splitlines()), err
+    else:
+        assert status in (0, 1) and err == "" and out, (status, err)
+    return status, out + err

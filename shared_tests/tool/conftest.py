@@ -1,0 +1,47 @@
+"""Where commands with bad input run: a directory with every kind of file, and nothing that would measure."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks import commands
+from benchmarks.bubbles import command as bubbles_command
+from benchmarks.collectives import command as collectives_command
+from benchmarks.report import command as report_command
+from benchmarks.steps import command as steps_command
+from shardiff.cli import trace as trace_script
+from shardiff.system import inputs
+
+
+@pytest.fixture(scope="module")
+def nothing_starts():
+    """What comes after validation, replaced: it gives status 0 and prints a word."""
+
+    def started(*_, **__):
+        print("started")
+        return 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (collectives_command, steps_command, bubbles_command, report_command):
+            patch.setattr(module, "answer", started)
+        for name in ("answer_check", "answer_diff"):
+            patch.setattr(commands, name, started)
+        patch.setattr(trace_script, "show", started)
+        yield
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """A directory to stand in, with everything that a path can lead to. Pipes are waited for briefly."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(inputs, "PATIENCE", 0.01)
+    monkeypatch.setattr(inputs.read_bytes, "__defaults__", (0.01,))
+    os.mkfifo("fifo")
+    os.symlink("loop", "loop")
+    Path("binary").write_bytes(bytes(range(256)))
+    Path("text.json").write_text("{}")
+    Path("script.py").write_text("")
+    return tmp_path
