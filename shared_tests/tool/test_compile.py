@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from shardiff import baseline
@@ -154,7 +155,8 @@ def here(file, monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path).resolve() != ROOT])
     monkeypatch.setattr(sys, "argv", [*sys.argv])
     before = set(sys.modules)
-    yield file
+    with jax.enable_x64(True):  # which jax reads from the environment only when it is first imported
+        yield file
     for name in set(sys.modules) - before:
         del sys.modules[name]
 

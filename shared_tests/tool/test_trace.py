@@ -199,7 +199,7 @@ def trace_twice(device: torch.device) -> dict[str, Any]:
     w = torch.randn(8, 8, requires_grad=True)
 
     def step() -> Tensor:
-        loss = functional.all_gather_tensor_autograd(torch.ones(4, 8) @ w, 0, dist.group.WORLD).sum()
+        loss = functional.all_gather_tensor_autograd(torch.ones(4, 8) @ w, 0, dist.group.WORLD).square().sum()
         [grad] = torch.autograd.grad(loss, w)
         dist.all_reduce(grad)
         return grad

@@ -32,6 +32,10 @@ def _coalesced(x: Tensor) -> None:
     manager.wait()
 
 
+def _backward(x: Tensor) -> None:
+    x.square().sum().backward()  # whose gradient is contiguous, as torch 2.11 demands
+
+
 def _functional_message(rank: int, x: Tensor) -> None:
     operators = torch.ops._c10d_functional
     if rank == 0:
@@ -130,7 +134,7 @@ CALLS: dict[str, tuple[Callable[[int, Tensor, Any], Any], list[tuple[str, int, b
         [("reduce_scatter", 24, True)],
     ),
     "functional autograd": (
-        lambda r, x, g: functional.all_gather_tensor_autograd(x.clone().requires_grad_(), 0, g).sum().backward(),
+        lambda r, x, g: _backward(functional.all_gather_tensor_autograd(x.clone().requires_grad_(), 0, g)),
         [("all_gather", 32, True), ("reduce_scatter", 32, True)],
     ),
     "functional messages": (
@@ -138,6 +142,8 @@ CALLS: dict[str, tuple[Callable[[int, Tensor, Any], Any], list[tuple[str, int, b
         [("collective_permute", 16, True), ("collective_permute", 16, True)],
     ),
 }
+if not hasattr(torch.ops._c10d_functional, "isend"):  # before torch 2.13
+    del CALLS["functional messages"]
 
 
 def make_calls(device: torch.device) -> dict[str, list[Call] | str]:
