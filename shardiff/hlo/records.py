@@ -176,7 +176,8 @@ def payload(program: Program, computation: str, site: Instruction, group_size: i
             return min((side for side in sides if side), key=lambda side: sum(leaf.num_bytes for leaf in side))
     if is_tuple and opcode in ("send", "recv"):  # (buffer, context, token)
         return [leaf for index, leaf in shapes if index == 0]
-    if is_tuple and is_start and opcode != "all-reduce":  # (what goes in, what comes out, contexts...)
+    # ((what goes in), what comes out, contexts...); of an all-reduce in this form only since XLA's of jax 0.11
+    if is_tuple and is_start and (opcode != "all-reduce" or site.shape.startswith("((")):
         return [leaf for index, leaf in shapes if index == (0 if opcode == "reduce-scatter" else 1)]
     arrays = [leaf for _, leaf in shapes]
     if opcode == "reduce-scatter" and not is_start and group_size:

@@ -19,6 +19,16 @@ def test_a_start_that_says_is_sync_is_not_asynchronous() -> None:
         assert not only(module(text + "ROOT %d = f32[8] all-reduce-done(%s)")).is_async
 
 
+@pytest.mark.parametrize("shape", ["((f32[8]), f32[8])", "((f32[2], f32[6]), (f32[2], f32[6]))"])
+def test_an_all_reduce_s_start_in_the_form_of_jax_0_11_counts_what_comes_out_alone(shape: str) -> None:
+    # XLA's parser of jax 0.10 does not know this form, and that of 0.11 not the attribute that it is printed with.
+    operands = "%p, %p" if shape.count("f32") > 2 else "%p"
+    aliasing = "output_to_operand_aliasing={{1}: (0, {})}"
+    text = f"%s = {shape} all-reduce-start({operands}), {ALL}, to_apply=%add, {aliasing}\n"
+    (record,) = read(module(text + "ROOT %d = f32[8] all-reduce-done(%s)")).records
+    assert brief(record) == ("all_reduce", 32, 8, (1, 1)) and record.is_async
+
+
 WRAPPED = """
 %inner (x: f32[8]) -> f32[64] {
   %x = f32[8] parameter(0)
