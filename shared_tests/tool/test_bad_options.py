@@ -75,8 +75,8 @@ VALUES = {"number": NUMBERS, "name": NAMES, "size": SIZES, "path": PATHS}
 OPTIONS = {
     "check": "name:implementation,strategy,mesh,dtype,optimizer,device number:degree,steps,batch,width,layers,"
     "microbatches,timeout flag:json",
-    "diff": "name:target,implementation,mesh,left-mesh,right-mesh,precision,fail-on,dtype "
-    "number:degree,batch,width,layers,microbatches,"
+    "diff": "name:target,left-target,right-target,implementation,mesh,left-mesh,right-mesh,precision,fail-on,dtype "
+    "number:degree,nproc,step,batch,width,layers,microbatches,"
     "timeout path:picture flag:json",
     "hlo": "flag:json",
     "report": "path:output,results name:section,fail-on number:timeout flag:quick,full,fresh,verbose,json",

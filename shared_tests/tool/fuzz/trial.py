@@ -111,10 +111,12 @@ def try_json(data: bytes, number: int, directory: Path) -> str:
 
 def diff_files(a: Path, b: Path, as_json: bool) -> int:
     """What `shardiff diff` does with two files."""
-    from shardiff.cli import diff as of_files
+    from shardiff.cli import diff as command
+    from shardiff.diff import diff
+    from shardiff.diff.files import read_program
 
-    found = of_files.diff_files(a, b)
-    of_files.show(found, as_json)
+    found = diff(read_program(a), read_program(b))
+    command.show(found, as_json)
     return int(found.fails("unexplained"))
 
 
