@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -191,6 +192,8 @@ def judge(
         yield f"it took {seconds:.0f} s"
     yield from left
     first = next((line for line in said.splitlines() if line.strip()), "")
+    if injection.command.startswith("bench"):  # which names the block that failed: torch all_reduce on 2 ranks: ...
+        first = re.sub(r"^[^:]* ranks: |^[^:]* stages, [^:]*: |^[^:]*: [^:]*microbatch[^:]*: ", "", first)
     if injection.target == "rank":
         kind = {"SIGKILL": "died", "exit 0": "died", "raise": "raised", "memory": "raised"}.get(
             injection.how, "is stuck"

@@ -110,7 +110,7 @@ def test_a_report_ends_a_command_that_is_stopped(monkeypatch: pytest.MonkeyPatch
         process.send_signal(signal.SIGSTOP)
         assert report_run.wait(process) == ""
     assert process.returncode == -signal.SIGKILL
-    assert capfd.readouterr().err == "shardiff: the command is stopped, and is ended\n"
+    assert capfd.readouterr().err == "shardiff: the command was stopped and did not continue, so it is ended\n"
 
 
 ALONE = """

@@ -6,10 +6,13 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from msgspec import convert
 
+from benchmarks.documents.steps import Steps
 from benchmarks.steps.why import reasons
 from shardiff.hlo import HloError
 from shardiff.hlo.work import Work, work
+from shared_tests.bench.report_documents import stepped
 
 LOOP = """HloModule step, num_partitions=2
 
@@ -127,22 +130,41 @@ def test_the_work_of_a_compiled_step_is_that_of_its_matrix_products():
     assert (done.products, done.flops) == (2, 2 * 2 * 32 * 64 * 64)
 
 
-def row(implementation: str, compute: float, temporaries: int, **done: int) -> dict[str, Any]:
+def row(implementation: str, compute: float, temporaries: int, wire_bytes: int = 1000, **done: int) -> dict[str, Any]:
     return {
         "strategy": "data_parallel",
         "ranks": 2,
         "implementation": implementation,
         "compute_seconds": {"median": compute},
         "exposed_seconds": {"median": 0.02},
-        "wire_bytes_compiled": 1000,
+        "wire_bytes_compiled": wire_bytes,
         "memory": {"measured": {"temporaries": temporaries}},
         "work": asdict(Work(products=11, flops=10**9)) | done,
     }
 
 
-def document(ratio: float, *rows: dict[str, Any]) -> dict[str, Any]:
-    pair = {"strategy": "data_parallel", "ranks": 2, "of": "shard_map", "to": "annotated", "ratio": {"median": ratio}}
-    return {"rows": list(rows), "ratios": [pair]}
+def document(ratio: float, *rows: dict[str, Any]) -> Steps:
+    """A whole result in which these fields of these rows count."""
+    whole = stepped()
+    pattern, pair = whole["rows"][0], whole["ratios"][0]
+
+    def spread(of: dict[str, float]) -> dict[str, float]:
+        return {"median": of["median"], "q1": of["median"], "q3": of["median"]}
+
+    made = [
+        {
+            **pattern,
+            **row,
+            "framework": "jax",
+            "compute_seconds": spread(row["compute_seconds"]),
+            "exposed_seconds": spread(row["exposed_seconds"]),
+            "memory": {"measured": {**pattern["memory"]["measured"], **row["memory"]["measured"]}, "closed_form": None},
+        }
+        for row in rows
+    ]
+    named = {"strategy": "data_parallel", "ranks": 2, "of": "shard_map", "to": "annotated"}
+    whole |= {"rows": made, "ratios": [{**pair, **named, "ratio": spread({"median": ratio})}]}
+    return convert(whole, Steps)
 
 
 def test_the_reason_names_where_the_time_goes_and_only_what_differs():
@@ -152,7 +174,7 @@ def test_the_reason_names_where_the_time_goes_and_only_what_differs():
         "data_parallel on 2 ranks, shard_map over annotated 0.51: compute 24.0 ms over 64.0 ms; exposed communication "
         "20.0 ms over 20.0 ms; transposes 0 B in 0 over 32 MB in 8"
     ]
-    more = row("annotated", 0.064, 200) | {"wire_bytes_compiled": 1500}
+    more = row("annotated", 0.064, 200, 1500)
     (reason,) = reasons(document(0.51, ours, more))
     assert reason.endswith("must send 1 kB over 1.5 kB; needs 100 B over 200 B for what lives within a step")
 
