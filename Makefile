@@ -5,7 +5,7 @@ EXTRAS ?= compilers,dev
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRAS)
 
-.PHONY: install demo test coverage faults fuzz long realprograms lint format mutants mutation clean
+.PHONY: install demo test coverage faults fuzz long realprograms gpu wheels lint format mutants mutation clean
 
 install: $(STAMP)
 	@:
@@ -39,6 +39,14 @@ long: install
 realprograms: install
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[realprograms]"
 	@$(BIN)/python -m shared_tests.tool.realprograms
+
+# With the python that is there, and no network: DEVICE=cpu rehearses it, WHEELS=DIR holds packages that are missing.
+DEVICE ?= cuda
+gpu:
+	@$(PYTHON) -m benchmarks.gpu --device $(DEVICE) $(if $(WHEELS),--wheels $(WHEELS))
+
+wheels:
+	@$(PYTHON) -m benchmarks.gpu.wheels $(or $(WHEELS),$(error give a folder: make wheels WHEELS=DIR))
 
 mutants: install
 	@$(BIN)/python -m shared_tests.meta.mutants

@@ -28,11 +28,13 @@ def quickly(step: Any) -> Callable[..., Any]:
 
     These come last, so how the program is split over devices and what it communicates has been decided before.
     """
+    from jax_impl.jax_versions import WITHOUT_FUSION_EMITTERS
+
     compiled: list[Callable[..., Any]] = []
 
     def call(*args: Any) -> Any:
         if not compiled:
-            compiled.append(step.lower(*args).compile(compiler_options={"xla_cpu_use_fusion_emitters": False}))
+            compiled.append(step.lower(*args).compile(compiler_options=WITHOUT_FUSION_EMITTERS))
         return compiled[0](*args)
 
     return call

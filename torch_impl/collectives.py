@@ -14,11 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-__tracebackhide__ = True  # what a traced call names as its source is the line that calls a function of this file
+from shardiff.ranks.torch_versions import all_gather_single, reduce_scatter_single
 
-# The collectives of one tensor got these names in torch 2.13, which deprecates the old ones.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+__tracebackhide__ = True  # what a traced call names as its source is the line that calls a function of this file
 
 
 def broadcast(x: Tensor, root: int, group: ProcessGroup) -> Tensor:

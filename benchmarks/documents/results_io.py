@@ -19,11 +19,12 @@ from benchmarks.documents.check import Check
 from benchmarks.documents.collectives import Collectives
 from benchmarks.documents.diff import Diffs
 from benchmarks.documents.fields import NAME, Machine, Result
+from benchmarks.documents.gpu import Gpu
 from benchmarks.documents.steps import Steps
 from shardiff.system.files import Document
 from shardiff.system.inputs import NotJson, one_line, read_json
 
-Section = Check | Diffs | Collectives | Steps | Bubbles
+Section = Check | Diffs | Collectives | Steps | Bubbles | Gpu
 SECTIONS: dict[str, type[Section]] = {
     "check": Check,
     "diff": Diffs,
@@ -31,6 +32,7 @@ SECTIONS: dict[str, type[Section]] = {
     "steps": Steps,
     "bubbles": Bubbles,
 }
+KINDS: dict[str, type[Section]] = {**SECTIONS, "gpu": Gpu}  # a report shows what `make gpu` has written
 SCHEMA = 1
 T = TypeVar("T", bound=Result)
 FACTS = tuple(Machine.__struct_fields__)
@@ -54,7 +56,7 @@ def read(path: Path) -> dict[str, Document]:
                 found[section] = max(found.get(section, document), document, key=lambda one: one["machine"]["date"])
     if not found:
         raise NoResult(f"{path}: no result of shardiff in this directory")
-    return {section: found[section] for section in SECTIONS if section in found}
+    return {section: found[section] for section in KINDS if section in found}
 
 
 def read_file(path: Path) -> dict[str, Document]:
@@ -70,14 +72,14 @@ def read_file(path: Path) -> dict[str, Document]:
         version = one_line(content["schema"])[:40]
         raise ValueError(f"{path}: {kind} has schema {version}; this shardiff reads schema {SCHEMA}")
     documents = content.get("sections") if kind == "report" else {kind: content}
-    if not isinstance(documents, dict) or not documents.keys() <= SECTIONS.keys():
-        raise ValueError(f"{path}: a report whose sections are not among {', '.join(SECTIONS)}")
+    if not isinstance(documents, dict) or not documents.keys() <= KINDS.keys():
+        raise ValueError(f"{path}: a report whose sections are not among {', '.join(KINDS)}")
     for section, document in documents.items():
         try:
             parse(section, document)
         except ValueError as error:
             raise ValueError(f"{path}: not a valid result of {section}: {error}") from None
-    return {section: documents[section] for section in SECTIONS if section in documents}
+    return {section: documents[section] for section in KINDS if section in documents}
 
 
 def kind_of(content: Any) -> str | None:
@@ -87,14 +89,14 @@ def kind_of(content: Any) -> str | None:
     kind = content.get("kind")
     if kind is None and "machine" in content and isinstance(content.get("rows"), list):  # check, before it had a kind
         return "check" if all(isinstance(row, dict) and "loss_error" in row for row in content["rows"]) else None
-    return kind if kind in (*SECTIONS, "report") else None
+    return kind if kind in (*KINDS, "report") else None
 
 
 def parse(section: str, document: Any) -> Section:
     """A document as the type of its section. Raises ValueError, one line, that says where it does not fit."""
     if isinstance(document, dict) and document.get("kind", section) != section:
         raise ValueError(f"it is one of {one_line(document['kind'])[:40]}")
-    return parse_as(SECTIONS[section], document)
+    return parse_as(KINDS[section], document)
 
 
 def parse_as(of: type[T], document: Any) -> T:

@@ -16,6 +16,7 @@ from benchmarks.documents.check import Check
 from benchmarks.documents.collectives import Collectives
 from benchmarks.documents.diff import Diffs
 from benchmarks.documents.fields import Spread
+from benchmarks.documents.gpu import Gpu
 from benchmarks.documents.results_io import Section
 from benchmarks.documents.steps import Steps
 from benchmarks.words import binary_size, counted
@@ -104,12 +105,25 @@ def _bubbles(result: Bubbles) -> Iterator[tuple[str, str, Figure]]:
         yield f"{name}: step", str(result.settings), _spread(row.step_seconds, "s", -1)
 
 
+def _gpu(result: Gpu) -> Iterator[tuple[str, str, Figure]]:
+    for proof in result.proofs:
+        name = f"{proof.implementation} {proof.strategy}: equal"
+        yield name, f"mesh {proof.mesh}, {proof.dtype}", Figure(int(proof.passed), "")
+    for part in result.parts:
+        for step in part.reached.steps:
+            setting = f"batch {step.batch}, width {step.width}, {step.layers} layers, {step.dtype}"
+            name = f"{step.framework} {step.implementation}"
+            yield f"{name}: step", setting, _spread(step.step_seconds, "s", -1)
+            yield f"{name}: share of the rate of matrix products", setting, _once(step.share, "share")
+
+
 _FIGURES: dict[type[Section], Callable[[Any], Iterator[tuple[str, str, Figure]]]] = {
     Check: _check,
     Diffs: _diff,
     Collectives: _collectives,
     Steps: _steps,
     Bubbles: _bubbles,
+    Gpu: _gpu,
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.bubbles.timeline import chrome_trace
 from benchmarks.bubbles.view import titled
 from benchmarks.documents.bubbles import Bubbles
-from benchmarks.documents.results_io import SCHEMA, SECTIONS, parse, read
+from benchmarks.documents.results_io import KINDS, SCHEMA, SECTIONS, parse, read
 from benchmarks.documents.results_io import Section as Result
 from benchmarks.report import html, markdown
 from benchmarks.report import run as report_run
@@ -71,8 +71,8 @@ def plan(
 ) -> Plan:
     """A Plan, with its output directory made. Raises ValueError in one line."""
     for section in sections:
-        if section not in SECTIONS:
-            raise ValueError(f"unknown section {section!r}; known: {', '.join(SECTIONS)}")
+        if section not in KINDS:
+            raise ValueError(f"unknown section {section!r}; known: {', '.join(KINDS)}")
     given: dict[str, Document] = {}
     for path in results:
         given |= read(path)
@@ -82,7 +82,10 @@ def plan(
         raise ValueError(f"{output}: {error.strerror}") from None
     if reason := unwritable(output / "report.json"):
         raise ValueError(f"{output}: cannot be written: {reason}")
-    wanted = tuple(one for one in SECTIONS if not sections or one in sections)
+    for section in sections:
+        if section not in (*SECTIONS, *given):
+            raise ValueError(f"the section {section} is what make gpu writes: give its file, --results gpu/gpu.json")
+    wanted = tuple(one for one in KINDS if (one in sections if sections else one in SECTIONS or one in given))
     return Plan(output, wanted, quick, given, fresh, timeout)
 
 

@@ -58,7 +58,7 @@ def run_on_ranks(
 
 
 @contextmanager
-def workers(world_size: int, device: str = "auto", timeout: float = TIMEOUT) -> Iterator[Workers]:
+def workers(world_size: int, device: str = "auto", timeout: float = TIMEOUT, staged: bool = False) -> Iterator[Workers]:
     """A pool for any number of calls of up to `world_size` ranks each. It leaves nothing behind.
 
     A rank has a default process group of just its call's ranks, and its share of the cores as torch threads unless
@@ -66,13 +66,14 @@ def workers(world_size: int, device: str = "auto", timeout: float = TIMEOUT) -> 
     threads or CUDA when imported.
 
     device: "cpu"; "cuda", one GPU per rank; "auto", which is "cuda" for a call with no more ranks than there are GPUs.
-    timeout: see `Workers`.
+    timeout: see `Workers`. staged: collectives go through the host's memory (`torch_staged`), so that with "cuda" any
+    number of ranks share the GPUs that there are, one at least.
     """
     if not 1 <= world_size <= MAX_RANKS:
         raise ValueError(f"world_size must be 1 to {MAX_RANKS}, got {world_size}")
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"unknown device {device!r}; known: auto, cpu, cuda")
-    with pool(Forked(device), world_size, timeout) as ranks:
+    with pool(Forked(device, staged), world_size, timeout) as ranks:
         yield ranks
 
 
@@ -81,8 +82,8 @@ class Forked:
 
     stay = False
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self, device: str, staged: bool = False) -> None:
+        self.device, self.staged = device, staged
         self.starter: subprocess.Popen[bytes] | None = None
         self.control: socket.socket
 
@@ -97,15 +98,17 @@ class Forked:
             self._kill()
             self.open(timeout)
         num_gpus = self._request("gpus", timeout)
-        if self.device == "cuda" and num_gpus < count:
-            raise ValueError(f"device cuda needs a GPU per rank: {count} ranks, {num_gpus} GPUs")
-        cuda = self.device != "cpu" and num_gpus >= count
+        needed = 1 if self.staged else count
+        if self.device == "cuda" and num_gpus < needed:
+            least = "at least one GPU" if self.staged else "a GPU per rank"
+            raise ValueError(f"device cuda needs {least}: {count} ranks, {num_gpus} GPUs")
+        used = num_gpus if self.device != "cpu" and num_gpus >= needed else 0
         pairs = [socket.socketpair() for _ in range(count)]
         for one in (one for pair in pairs for one in pair):
             stack.callback(one.close)
         notes, store = nameless_file(stack), nameless_file(stack)
         begin_notes(notes, count)
-        job = Job(count, cuda, notes, store, timeout, module)
+        job = Job(count, used, self.staged, notes, store, timeout, module)
         pids = self._request(job, timeout, [theirs.fileno() for _, theirs in pairs])
         for _, theirs in pairs:
             theirs.close()

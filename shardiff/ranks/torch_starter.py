@@ -34,10 +34,14 @@ SECONDARY = ("gloo", "NCCL", "onnection", "Broken pipe", "remote process")  # in
 
 @dataclass
 class Job:
-    """The ranks of one call. notes, store: paths of files; module: that of the function they will be asked to call."""
+    """The ranks of one call. notes, store: paths of files; module: that of the function they will be asked to call.
+
+    num_gpus: that the ranks use, in turn; 0 for the CPU. staged: see `init_group`.
+    """
 
     world_size: int
-    cuda: bool
+    num_gpus: int
+    staged: bool
     notes: Path
     store: Path
     timeout: float
@@ -187,13 +191,13 @@ def _work(this: Rank, job: Job) -> None:
     import torch.distributed as dist
 
     function, args = this.next_call()
-    device = torch.device("cuda", this.rank) if job.cuda else torch.device("cpu")
+    device = torch.device("cuda", this.rank % job.num_gpus) if job.num_gpus else torch.device("cpu")
     if not os.environ.get("OMP_NUM_THREADS"):  # which torch has read itself
         torch.set_num_threads(threads(job.world_size))
     this.report_phase("rendezvous")
     store = dist.FileStore(str(job.store), job.world_size)  # pyright: ignore[reportPrivateImportUsage]
     with _stderr_in_notes():
-        init_group(device, job.timeout + 300, store=store, rank=this.rank, world_size=job.world_size)
+        init_group(device, job.timeout + 300, job.staged, store=store, rank=this.rank, world_size=job.world_size)
     this.report_phase("start-up")
     this.answer(function(device, *args))
     this.released.wait()  # a rank that closes its connections early would disturb those that still use them
@@ -217,14 +221,23 @@ def _stderr_in_notes() -> Iterator[None]:
             os.close(saved)
 
 
-def init_group(device: torch.device, timeout: float, **rendezvous: Any) -> None:
-    """The default process group: gloo on CPU, NCCL on CUDA. timeout: seconds that a collective may take."""
+def init_group(device: torch.device, timeout: float, staged: bool = False, **rendezvous: Any) -> None:
+    """The default process group: gloo on CPU, NCCL on CUDA. timeout: seconds that a collective may take.
+
+    staged: through the host's memory instead, as ranks must that share a GPU (`torch_staged`).
+    """
     import torch
     import torch.distributed as dist
 
     limit = timedelta(seconds=timeout)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if staged:
+        from shardiff.ranks import torch_staged
+
+        torch_staged.register()
+        dist.init_process_group(torch_staged.NAME, timeout=limit, **rendezvous)
+    elif device.type == "cuda":
         dist.init_process_group("nccl", timeout=limit, device_id=device, **rendezvous)
     else:
         dist.init_process_group("gloo", timeout=limit, **rendezvous)

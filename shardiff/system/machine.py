@@ -67,6 +67,12 @@ def gpus() -> list[str]:
     return [line.strip() for line in (lines or "").splitlines() if line.strip()]
 
 
+def gpu_properties(*names: str) -> dict[str, str]:
+    """Properties of the first NVIDIA GPU by nvidia-smi's names for them; empty where it is missing or does not know."""
+    lines = (_output("nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader") or "").splitlines()
+    return dict(zip(names, map(str.strip, lines[0].split(",")), strict=True)) if lines else {}
+
+
 def num_gpus() -> int:
     """How many NVIDIA GPUs there are. Where nvidia-smi is missing, as in some containers, the device files tell."""
     return max(len(gpus()), len([*Path("/dev").glob("nvidia[0-9]*")]))

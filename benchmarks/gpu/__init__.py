@@ -1,0 +1,1 @@
+"""make gpu: everything that needs a GPU, in one command"""

@@ -1,0 +1,161 @@
+"""Every strategy against the single-device reference, on the GPU: by itself, and with several ranks that share it."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.check import KEYS, Row, single_device, to_json
+from benchmarks.gpu.sizes import Sizes, alone, shared
+from contract import reference
+from contract.proof import prove
+from contract.strategy import Axes, Run, RunResult
+from shardiff.ranks.rank import report_phase, report_progress
+from shardiff.ranks.supervisor import Workers
+from shardiff.ranks.verdict import WorkerError
+
+Keep = Callable[[dict[str, Any]], None]
+Add = Callable[[Run, RunResult | str, float], None]  # told of each run: its result or what went wrong, and seconds
+TIMEOUT = 60.0  # seconds of silence
+
+
+def torch_alone(sizes: Sizes, keep: Keep) -> None:
+    """torch, one rank, with the backend that the device has."""
+    run_torch(runs("torch", alone(), sizes), sizes.device, False, judge(keep))
+
+
+def torch_shared(sizes: Sizes, keep: Keep) -> None:
+    """torch, 2 and 4 ranks on one device, whose collectives go through the host."""
+    run_torch(runs("torch", shared(), sizes), sizes.device, True, judge(keep))
+
+
+def shard_map(sizes: Sizes, keep: Keep) -> None:
+    """JAX's shard_map, one rank."""
+    run_jax(runs("shard_map", alone(), sizes), sizes.device, judge(keep))
+
+
+def annotated(sizes: Sizes, keep: Keep) -> None:
+    """JAX with annotations alone, one rank."""
+    run_jax(runs("annotated", alone(), sizes), sizes.device, judge(keep))
+
+
+def runs(implementation: str, axes: Sequence[Axes], sizes: Sizes) -> list[Run]:
+    """The runs in order of value: one dtype after the other, the single device first, which bfloat16 is held to."""
+    found = []
+    for dtype in sizes.dtypes:
+        problem = replace(sizes.proof, dtype=dtype)
+        of_dtype = [Run(implementation, each, problem, steps=2, microbatches=2, device=sizes.device) for each in axes]
+        found += [single_device(of_dtype[0], implementation, dtype), *of_dtype]
+    return list(dict.fromkeys(replace(run, microbatches=1) if not run.axes else run for run in found))
+
+
+def judge(keep: Keep) -> Add:
+    """A function that holds a result to the reference, and keeps the rows after each."""
+    wants: dict[Run, RunResult] = {}
+    own: dict[str, RunResult] = {}
+    rows: list[dict[str, Any]] = []
+
+    def add(run: Run, got: RunResult | str, seconds: float) -> None:
+        dtype, key = run.problem.dtype, single_device(run, "torch", "float64")
+        if key not in wants:
+            wants[key] = reference.run(key)
+        if isinstance(got, RunResult) and not run.axes:
+            own[dtype] = got
+        if isinstance(got, RunResult) and (dtype != "bfloat16" or dtype in own):
+            row = Row(run, prove(run, got, wants[key], own.get(dtype) if dtype == "bfloat16" else None))
+            rows.append({**to_json(row), "failures": list(row.proof.failures), "seconds": seconds})
+        else:
+            failure = got if isinstance(got, str) else "the single-device run that it is held to has failed"
+            rows.append({**failed(run), "failures": [failure], "seconds": seconds})
+        keep({"proofs": rows})
+
+    return add
+
+
+def failed(run: Run) -> dict[str, Any]:
+    """The row of a run that has no result."""
+    return {
+        "implementation": run.implementation,
+        "strategy": run.strategy,
+        "mesh": str(run.mesh),
+        "dtype": run.problem.dtype,
+        "optimizer": run.optimizer,
+        "steps": run.steps,
+        **dict.fromkeys(KEYS.values()),
+        "passed": False,
+    }
+
+
+def run_jax(todo: Sequence[Run], device: str, add: Add) -> None:
+    """Every run in this process. One that fails does not end the others."""
+    from shardiff.ranks import jax_devices
+
+    jax_devices.prepare(1, device)
+    from jax_impl import train
+
+    for run in todo:
+        start = time.perf_counter()
+        try:
+            got: RunResult | str = train.run(run)
+        except Exception:
+            got = traceback.format_exc()
+        add(run, got, time.perf_counter() - start)
+
+
+def run_torch(todo: Sequence[Run], device: str, staged: bool, add: Add) -> None:
+    """Every run, in ranks that are started once for all runs of one size: to start CUDA takes longer than a run.
+
+    A run that fails ends its ranks, and those after it get new ones.
+    """
+    from shardiff.ranks.torch_pool import workers
+
+    with workers(max(run.world_size for run in todo), device, TIMEOUT, staged) as pool:
+        for ranks in sorted({run.world_size for run in todo}):
+            left = [run for run in todo if run.world_size == ranks]
+            while left:
+                left = left[until_failure(pool, left, ranks, add) :]
+
+
+def until_failure(pool: Workers, todo: Sequence[Run], ranks: int, add: Add) -> int:
+    """The runs one after the other, until one fails; how many there were."""
+    from torch_impl import train
+
+    results: list[list[Any]] = [[] for _ in todo]
+    done, since = 0, time.perf_counter()
+
+    def told(rank: int, content: tuple[int, Any]) -> None:
+        nonlocal done, since
+        index, result = content
+        results[index].append((rank, result))
+        if len(results[index]) < ranks:
+            return
+        in_order = [each for _, each in sorted(results[index], key=lambda one: one[0])]
+        try:
+            got: RunResult | str = train.assemble(todo[index], in_order)
+        except AssertionError as error:
+            got = str(error)
+        results[index].clear()
+        now = time.perf_counter()
+        done, since, seconds = done + 1, now, now - since
+        add(todo[index], got, seconds)
+
+    try:
+        pool.call(train_each, tuple(todo), world_size=ranks, on_progress=told)
+    except WorkerError as error:
+        if done == len(todo):
+            raise  # after the last run
+        add(todo[done], str(error).strip(), time.perf_counter() - since)
+        return done + 1
+    return done
+
+
+def train_each(device: Any, todo: Sequence[Run]) -> None:
+    """What a rank runs: train each, and tell the result."""
+    from torch_impl import train
+
+    for index, run in enumerate(todo):
+        report_phase("start-up")
+        report_progress((index, train.train(device, run)))

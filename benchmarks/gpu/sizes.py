@@ -1,0 +1,81 @@
+"""What is run: on a GPU, and in a rehearsal on the CPU, where everything is the same but small."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contract.problem import Problem
+from contract.strategy import STRATEGIES, Axes, one_axis, parse_axes
+
+DTYPES = ("float32", "bfloat16", "float64")  # in order of value
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """device: "cuda" or "cpu". proof: the problem that is compared with the reference. step: that whose steps are
+    timed. mocked: ranks of the program of which one is run. copies, payloads: bytes."""
+
+    device: str
+    proof: Problem
+    step: Problem
+    iterations: int
+    mocked: int
+    copies: tuple[int, ...]
+    payloads: tuple[int, ...]
+    dtypes: tuple[str, ...] = DTYPES
+
+
+GPU = Sizes(
+    device="cuda",
+    proof=Problem(batch=64, width=256, layers=4),
+    step=Problem(batch=8192, width=8192, layers=4),
+    iterations=10,
+    mocked=8,
+    copies=(MIB, 64 * MIB, 1024 * MIB),
+    payloads=(4096, MIB, 256 * MIB),
+)
+REHEARSAL = Sizes(
+    device="cpu",
+    proof=Problem(batch=16, width=32, layers=4),
+    step=Problem(batch=64, width=128, layers=4),
+    iterations=2,
+    mocked=2,
+    copies=(MIB,),
+    payloads=(4096,),
+)
+
+
+def of(device: str) -> Sizes:
+    """The sizes for a device."""
+    return GPU if device == "cuda" else REHEARSAL
+
+
+def alone() -> list[Axes]:
+    """Every strategy, and meshes of them, with one rank on each axis."""
+    meshes = [parse_axes("dp=1,tp=1,pp=1"), parse_axes("dp=1,tp=1,pp=1", ("tensor_parallel",))]
+    return [one_axis("single_device", 1), *(one_axis(strategy, 1) for strategy in STRATEGIES), *meshes]
+
+
+def shared() -> list[Axes]:
+    """Every strategy with 2 and with 4 ranks, and meshes of 4; those of 2 ranks first."""
+    meshes = [parse_axes("dp=2,tp=2"), parse_axes("dp=2,tp=2", ("tensor_parallel",)), parse_axes("dp=2,pp=2")]
+    return [*(one_axis(strategy, ranks) for ranks in (2, 4) for strategy in STRATEGIES), *meshes]
+
+
+def of_one() -> list[tuple[str, Axes]]:
+    """(implementation, axes) of the programs of one rank that are compiled for the device and for a target."""
+    mesh = parse_axes("dp=1,tp=1,pp=1")
+    return [("annotated", one_axis("single_device", 1)), ("annotated", mesh), ("shard_map", mesh)]
+
+
+def mocked(ranks: int) -> list[tuple[str, Axes]]:
+    """(implementation, axes) of the programs of which one rank is run."""
+    half = ranks // 2
+    return [
+        ("annotated", one_axis("data_parallel", ranks)),
+        ("annotated", one_axis("megatron_tensor_parallel", ranks)),
+        ("shard_map", one_axis("megatron_tensor_parallel", ranks)),
+        ("annotated", one_axis("tensor_parallel", ranks)),
+        ("annotated", parse_axes(f"dp={ranks // half},tp={half}")),
+    ]

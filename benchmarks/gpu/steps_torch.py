@@ -1,0 +1,111 @@
+"""Training steps of torch on one device, with and without torch.compile, beside the device's own rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu import cuda
+from benchmarks.gpu.rates import device_rates, step_row
+from benchmarks.gpu.sizes import Sizes
+from contract.problem import Batch, Layer, Problem
+from contract.strategy import Run, one_axis
+from torch_impl import train
+from torch_impl.compose import loss_and_grads
+from torch_impl.mesh import Mesh
+from torch_impl.model import clear_grads, forward, grads_of, squared_error
+
+DTYPES = ("bfloat16", "float32")
+WARM_UP = 3
+Passes = Callable[[list[Layer], Batch], list[Layer]]  # forward and backward pass: the gradients
+
+
+def measure(sizes: Sizes, keep: Any) -> None:
+    """The rates of the device, then the steps as this project runs them, then those that torch.compile makes."""
+    torch.set_float32_matmul_precision("highest")  # float32 means float32: no TF32
+    rates, steps = [], []
+    for dtype in DTYPES:
+        rates.append(measure_rates(sizes, replace(sizes.step, dtype=dtype)))
+        keep({"rates": rates, "steps": steps})
+    for name in ("eager", "compiled"):  # to compile takes longest
+        for of_device in rates:
+            problem = replace(sizes.step, dtype=of_device["dtype"])
+            steps.append(measure_step(sizes, name, problem, of_device))
+            keep({"rates": rates, "steps": steps})
+
+
+def measure_rates(sizes: Sizes, problem: Problem) -> dict[str, Any]:
+    """X[B, D] @ W[D, D] on random data, and a copy of as many bytes as the parameters have."""
+    device, dtype = cuda.torch_device(sizes.device), getattr(torch, problem.dtype)
+    x = torch.randn(problem.batch, problem.width, device=device, dtype=dtype)
+    w = torch.randn(problem.width, problem.width, device=device, dtype=dtype)
+    out = torch.empty_like(x)
+    source = torch.empty(problem.layers * problem.width**2, device=device, dtype=dtype)
+    target = torch.empty_like(source)
+    product = cuda.timed(sizes.device, lambda: torch.mm(x, w, out=out), sizes.iterations, WARM_UP)
+    copy = cuda.timed(sizes.device, lambda: target.copy_(source), sizes.iterations, WARM_UP)
+    return device_rates("torch", problem, product, copy, 2 * source.nbytes)
+
+
+def measure_step(sizes: Sizes, name: str, problem: Problem, rates: dict[str, Any]) -> dict[str, Any]:
+    """The whole step, its passes and its update. name: "eager" or "compiled"."""
+    cuda.forget_peak(sizes.device)
+    device = cuda.torch_device(sizes.device)
+    run = Run("torch", one_axis("single_device", 1), problem, device=sizes.device)
+    params, batch = draw(problem, device)
+    optimizer = train.make_optimizer(params, run)
+    passes = eager(run) if name == "eager" else compiled()
+    grads: list[Layer] = []
+
+    def forward_and_backward() -> None:
+        grads[:] = passes(params, batch)
+
+    def update() -> None:
+        train.update(optimizer, params, grads)
+
+    def step() -> None:
+        forward_and_backward()
+        update()
+
+    seconds = {
+        kind: cuda.timed(sizes.device, act, sizes.iterations, WARM_UP)
+        for kind, act in (("step", step), ("passes", forward_and_backward), ("update", update))
+    }
+    return step_row(rates, name, problem, seconds, cuda.peak_bytes(sizes.device))
+
+
+def eager(run: Run) -> Passes:
+    """As single_device runs them."""
+    return lambda params, batch: loss_and_grads(params, batch, Mesh({}), run)[1]
+
+
+def compiled() -> Passes:
+    """The same model through torch.compile, which also compiles the backward pass."""
+
+    def loss_of(params: list[tuple[Tensor, Tensor]], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        return squared_error(forward([Layer(w, b) for w, b in params], x, Mesh({})), Batch(x, y, weight))
+
+    fast = torch.compile(loss_of)
+
+    def passes(params: list[Layer], batch: Batch) -> list[Layer]:
+        clear_grads(params)
+        fast([(w, b) for w, b in params], *batch).backward()
+        return grads_of(params)
+
+    return passes
+
+
+def draw(problem: Problem, device: torch.device) -> tuple[list[Layer], Batch]:
+    """Parameters and a batch, drawn on the device: to draw them in NumPy, as proofs do, takes longer than the part."""
+    d, dtype = problem.width, getattr(torch, problem.dtype)
+    normal = partial(torch.randn, device=device, dtype=dtype)
+    params = [Layer(normal(d, d).div_(d**0.5), normal(d).mul_(0.1)) for _ in range(problem.layers)]
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    weight = torch.full((problem.batch, 1), 1 / (problem.batch * d), device=device, dtype=wide)
+    x, y = normal(problem.batch, d), normal(problem.batch, d)
+    return [Layer(w.requires_grad_(), b.requires_grad_()) for w, b in params], Batch(x, y, weight)

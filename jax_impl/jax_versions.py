@@ -1,0 +1,20 @@
+"""What differs between versions of jax, from 0.10.2 on. The rest of the project uses only what they all have."""
+
+from __future__ import annotations
+
+import jax
+
+# Options with which XLA compiles for the CPU without its emitters of fused loops, which jax 0.11 always has.
+WITHOUT_FUSION_EMITTERS = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+
+
+def mock_hosts(count: int) -> None:
+    """Have jax's CUDA client, before it starts, behave as the first of so many hosts of as many GPUs as are here.
+
+    Programs are compiled for all of them, and their collectives do nothing. The option is jax's own, for testing.
+    Raises RuntimeError if this version has no such option.
+    """
+    try:
+        jax.config.update("jax_mock_gpu_topology", f"1x{count}x1")
+    except AttributeError:
+        raise RuntimeError(f"jax {jax.__version__} has no mock topology of GPUs") from None

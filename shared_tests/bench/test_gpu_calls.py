@@ -1,0 +1,188 @@
+"""What only a GPU runs, with the few calls of CUDA that it makes replaced, so that no mistake waits for one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks.documents.gpu import Reached
+from benchmarks.documents.results_io import parse_as
+from benchmarks.gpu import cuda, floors, programs, sizes, steps_jax, steps_torch
+from shardiff.system import machine
+
+ON_GPU = replace(sizes.REHEARSAL, device="cuda")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The calls of torch.cuda, counted; its clock goes on by a millisecond an event."""
+    made: Counter[str] = Counter()
+    now = 0.0
+
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            nonlocal now
+            now += 1.0
+            self.at = now
+
+        def elapsed_time(self, end: Event) -> float:
+            assert made["synchronize"] >= 2  # else the last events may not have happened yet
+            return end.at - self.at
+
+    def counted(name: str, result: object = None):
+        def call(*args: object) -> object:
+            made[name] += 1
+            return result
+
+        return call
+
+    properties = SimpleNamespace(name="NVIDIA H200", total_memory=2**37, multi_processor_count=132, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "nccl", SimpleNamespace(version=lambda: (2, 28, 9)))
+    for name, result in (
+        ("set_device", None),
+        ("synchronize", None),
+        ("empty_cache", None),
+        ("reset_peak_memory_stats", None),
+        ("max_memory_allocated", 12345),
+        ("get_device_properties", properties),
+    ):
+        monkeypatch.setattr(torch.cuda, name, counted(name, result))
+    return made
+
+
+@pytest.fixture
+def on_cpu(calls: Counter[str], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The same, with the tensors of the first GPU on the CPU."""
+    assert cuda.torch_device("cuda") == torch.device("cuda", 0)
+    monkeypatch.setattr(cuda, "torch_device", lambda device: torch.device("cpu"))
+    monkeypatch.setattr(cuda, "host_bytes", lambda device, size: torch.empty(size, dtype=torch.uint8))
+    return calls
+
+
+def test_time_on_a_gpu_is_that_between_events(calls):
+    acts = []
+    assert cuda.timed("cuda", lambda: acts.append(1), 3, 2) == pytest.approx([0.001] * 3)
+    assert len(acts) == 5
+
+
+def test_facts_of_a_gpu(calls, monkeypatch):
+    asked = []
+    monkeypatch.setattr(machine, "_output", lambda *command: asked.append(command) or "580.159.03\n580.159.03")
+    facts = cuda.facts("cuda")
+    assert facts["name"] == "NVIDIA H200" and facts["capability"] == "9.0"
+    assert facts["driver_version"] == "580.159.03" and facts["nccl_of_torch"] == "2.28.9"
+    assert asked == [("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")]
+    assert cuda.facts("cpu") == {}
+
+
+def test_steps_of_torch(on_cpu, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
+    kept: list[dict] = []
+    steps_torch.measure(ON_GPU, kept.append)
+    reached = parse_as(Reached, kept[-1])
+    assert [(step.implementation, step.dtype) for step in reached.steps] == [
+        (name, dtype) for name in ("eager", "compiled") for dtype in ("bfloat16", "float32")
+    ]
+    assert len(compiled) == 2 and len(reached.rates) == 2
+    assert {step.peak_bytes for step in reached.steps} == {12345}
+    assert all(step.step_seconds.median == pytest.approx(0.001) for step in reached.steps)
+    assert on_cpu["reset_peak_memory_stats"] == 4
+
+
+def test_eager_and_compiled_steps_have_the_same_gradients(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    problem = replace(sizes.REHEARSAL.step, dtype="float32")
+    run = steps_torch.Run("torch", steps_torch.one_axis("single_device", 1), problem, device="cpu")
+    params, batch = steps_torch.draw(problem, torch.device("cpu"))
+    ours = [t.clone() for layer in steps_torch.eager(run)(params, batch) for t in layer]
+    theirs = [t for layer in steps_torch.compiled()(params, batch) for t in layer]
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_copies(on_cpu):
+    rows = list(floors.copies(ON_GPU))
+    assert [row["op"] for row in rows] == ["copy", "host to device", "device to host"]
+    assert rows[0]["bytes_per_second"] == pytest.approx(2 * rows[0]["bytes"] / 0.001)  # it reads and it writes
+    assert rows[1]["bytes_per_second"] == pytest.approx(rows[1]["bytes"] / 0.001)
+
+
+class Device:
+    """A CPU device of jax with a GPU's memory statistics."""
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"peak_bytes_in_use": 99}
+
+
+@pytest.fixture
+def jax_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """jax's CPU devices in place of GPUs; what was asked for."""
+    import jax
+
+    from shardiff.ranks import jax_devices
+
+    asked: list[tuple[int, str]] = []
+    monkeypatch.setattr(jax_devices, "prepare", lambda count, device: asked.append((count, device)))
+    monkeypatch.setattr(jax_devices, "devices", lambda count, device: jax.devices("cpu")[:count])
+    monkeypatch.setattr(steps_jax, "prepare", jax_devices.prepare)
+    monkeypatch.setattr(steps_jax, "devices", jax_devices.devices)
+    return asked
+
+
+def test_steps_of_jax(jax_gpus):
+    kept: list[dict] = []
+    small = replace(ON_GPU, step=replace(ON_GPU.step, width=16, batch=16, layers=2))
+    steps_jax.measure(small, kept.append)
+    reached = parse_as(Reached, kept[-1])
+    assert [(step.implementation, step.dtype) for step in reached.steps] == [
+        (name, dtype) for name in ("annotated", "shard_map") for dtype in ("bfloat16", "float32")
+    ]
+    assert jax_gpus == [(1, "cuda")]
+    assert cuda.jax_peak_bytes(Device()) == 99
+
+
+def test_one_rank_of_many_mocks_the_others_before_jax_starts(jax_gpus, monkeypatch):
+    from jax_impl import jax_versions
+
+    monkeypatch.setattr(jax_versions, "mock_hosts", lambda count: jax_gpus.append((count, "mocked")))
+    monkeypatch.setattr(programs, "has_compiler", lambda kind: False)  # for which it would compile as long again
+    monkeypatch.setattr(programs, "mocked", lambda ranks: sizes.mocked(ranks)[:1])
+    kept: list[dict] = []
+    small = replace(ON_GPU, step=replace(ON_GPU.step, width=16, batch=16, layers=2))
+    programs.one_of_many(small, kept.append)
+    reached = parse_as(Reached, kept[-1])
+    assert jax_gpus == [(2, "mocked"), (2, "cuda")]
+    (program,), (rank,) = reached.programs, reached.ranks
+    assert program.target == "cpu:2" and program.differences == []
+    assert program.wire_bytes[0] == program.wire_bytes[1] and program.wire_bytes[0]
+    assert rank.ranks == 2 and rank.mesh == "dp=2"
+
+
+def test_jax_has_the_mock_topology():
+    import jax
+
+    from jax_impl.jax_versions import mock_hosts
+
+    try:
+        mock_hosts(8)
+    finally:
+        jax.config.update("jax_mock_gpu_topology", "")
+
+
+def test_programs_that_differ_are_said_to():
+    from contract.cost import communication
+    from contract.problem import Problem
+    from contract.strategy import Run, one_axis
+
+    records = communication(Run("torch", one_axis("data_parallel", 4), Problem(8, 16, 2)))
+    assert programs.differences(records, records) == []
+    (line, *_) = programs.differences(records, records[1:])
+    assert line.startswith("all_reduce of ") and line.endswith(" for the target")
