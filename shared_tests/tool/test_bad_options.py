@@ -75,13 +75,15 @@ VALUES = {"number": NUMBERS, "name": NAMES, "size": SIZES, "path": PATHS}
 OPTIONS = {
     "check": "name:implementation,strategy,mesh,dtype,optimizer,device number:degree,steps,batch,width,layers,"
     "microbatches,timeout flag:json",
-    "diff": "name:target,implementation,mesh,left-mesh,right-mesh,precision,fail-on,dtype "
-    "number:degree,batch,width,layers,microbatches,"
+    "diff": "name:target,left-target,right-target,implementation,mesh,left-mesh,right-mesh,precision,fail-on,dtype "
+    "number:degree,nproc,step,batch,width,layers,microbatches,"
     "timeout path:picture flag:json",
     "hlo": "flag:json",
     "report": "path:output,results name:section,fail-on number:timeout flag:quick,full,fresh,verbose,json",
     "targets": "flag:json",
-    "trace": "number:nproc,timeout flag:json,verify",
+    "trace": "name:format,fail-on number:nproc,timeout,steps path:baseline "
+    "flag:json,verify,strict,values,all,module,update-baseline",
+    "compile": "name:target,mesh,fail-on path:baseline flag:json,update-baseline",
     "bench collectives": "name:op,implementation,device number:ranks,iterations,budget,timeout size:size,min,max "
     "path:output,picture flag:bare,json,resume",
     "bench steps": "name:strategy,mesh,implementation,dtype,optimizer,device number:ranks,iterations,rounds,batch,"

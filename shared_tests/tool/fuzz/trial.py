@@ -43,7 +43,7 @@ def spoken(command: Callable[[], int]) -> tuple[int, str]:
         try:
             status = command()
         except ValueError as error:
-            if type(error) is not ValueError and not type(error).__module__.startswith("benchmarks."):
+            if type(error) is not ValueError and not type(error).__module__.startswith(("benchmarks.", "shardiff.")):
                 raise
             print(f"shardiff: {error}", file=err)
             status = 2
@@ -111,11 +111,10 @@ def try_json(data: bytes, number: int, directory: Path) -> str:
 
 def diff_files(a: Path, b: Path, as_json: bool) -> int:
     """What `shardiff diff` does with two files."""
-    from shardiff.cli import diff as of_files
+    from shardiff.cli import diff as command
 
-    found = of_files.diff_files(a, b)
-    of_files.show(found, as_json)
-    return int(found.fails("unexplained"))
+    pair = command.plan([str(a), str(b)], (None, None), (None, None), None, None, "unexplained")
+    return command.run(pair, False, "unexplained", as_json)
 
 
 TRY = {"hlo": try_hlo, "json": try_json}
