@@ -97,7 +97,9 @@ def test_replicas_are_bit_equal_after_every_step(run, execute):
     assert proof.differing_replicas(run, execute(run)) == []  # nor any other
 
 
-@each([run for run in CASES if run.problem.dtype == "float64"])
+@each(
+    [run for run in CASES if run.problem.dtype == "float64" and (run.implementation == "torch" or run.world_size > 2)]
+)
 def test_the_loss_without_gradients_is_the_same_on_every_rank(run, pool, reference_of):
     want = reference_of(run).losses[0]
     if run.implementation == "torch":
@@ -141,7 +143,7 @@ def test_data_parallel_does_not_depend_on_the_size_of_its_buckets(run, limit, po
     assert evidence.failures(run, train.assemble(run, ranks), reference_of(run)) == []
 
 
-PIPELINES = [  # stages, layers, batch, microbatches
+PIPELINES = [  # stages, layers, batch, microbatches; JAX compiles for each, and leaves out the plainest
     (1, 4, 12, 4),
     (1, 5, 10, 3),  # uneven microbatches
     (2, 4, 12, 1),
@@ -159,7 +161,7 @@ PIPELINES = [  # stages, layers, batch, microbatches
     [
         make(implementation, "pipeline_parallel", stages, layers=layers, batch=batch, microbatches=microbatches)
         for implementation in IMPLEMENTATIONS
-        for stages, layers, batch, microbatches in PIPELINES
+        for stages, layers, batch, microbatches in (PIPELINES if implementation == "torch" else PIPELINES[4:])
     ]
 )
 def test_a_pipeline_is_exact_for_any_stages_and_microbatches(run, failures):
@@ -234,7 +236,7 @@ def small_runs(draw, implementation, strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(("implementation", "examples"), [("torch", 12), ("shard_map", 4), ("annotated", 4)])
+@pytest.mark.parametrize(("implementation", "examples"), [("torch", 12), ("shard_map", 3), ("annotated", 3)])
 def test_every_run_that_can_work_equals_the_reference(implementation, strategy, examples, execute, reference_of):
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
     @given(small_runs(implementation, strategy))

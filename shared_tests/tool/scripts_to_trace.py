@@ -33,7 +33,7 @@ for step in range(3):
     dist.all_reduce(w.grad)
 x = torch.full((2,), float(rank))
 dist.send(x, 1) if rank == 0 else dist.recv(x, 0)
-print("trained", x.tolist())
+sys.stdout.write(f"trained {x.tolist()}\\n")  # at once, lest two ranks mix their lines
 dist.destroy_process_group()
 """
 FAILS = """
