@@ -39,6 +39,7 @@ CASES = [
     for implementation in IMPLEMENTATIONS
     for strategy in STRATEGIES
     for (i, degree), (j, dtype) in product(enumerate(DEGREES), enumerate(DTYPES))
+    if implementation == "torch" or degree > 1 or dtype == "float64"  # on one rank JAX compiles what it does alone
 ]
 CASES += [make(i, "single_device", 1, dtype, name) for i in IMPLEMENTATIONS for dtype in DTYPES for name in OPTIMIZERS]
 
@@ -74,7 +75,10 @@ def test_bfloat16_on_one_device_is_off_by_roundoff(run, execute, reference_of):
     assert all(1e-5 < errors[claim] < 16 * proof.BFLOAT16_ROUNDOFF for claim in proof.CLAIMS), errors
 
 
-@each([run for run in CASES if run.strategies or run.optimizer == "sgd"])
+ONCE = [run for run in CASES if run.world_size > 1 or run.problem.dtype == "float64"]
+
+
+@each([run for run in ONCE if run.strategies or run.optimizer == "sgd"])
 def test_rank_r_holds_the_same_shard_on_every_side(run, execute):
     got = execute(run)
     assert evidence.misplaced(run, got) == []  # shape, dtype, bytes and bits, from the layout

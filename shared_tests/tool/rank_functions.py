@@ -117,6 +117,7 @@ def looked_at(device: torch.device) -> tuple[list[str], list[str], set[str]]:
 def with_a_process(device: torch.device, fault: Fault | None = None) -> None:
     """A rank that leaves a process of its own in a session of its own."""
     report_progress(subprocess.Popen(["sleep", "3600"], start_new_session=True).pid)
+    dist.barrier()  # a rank that dies at once would end the other before that has told of its process
     report_phase("forward")
 
 
