@@ -195,12 +195,7 @@ def to_json(row: Row) -> dict[str, Any]:
     """A row as plain JSON types. An error that is not finite is null, because JSON has no NaN."""
     run, errors = row.run, row.proof.errors
     return {
-        "implementation": run.implementation,
-        "strategy": run.strategy,
-        "mesh": str(run.mesh),
-        "dtype": run.problem.dtype,
-        "optimizer": run.optimizer,
-        "steps": run.steps,
+        **described(run),
         **{key: errors[claim] if math.isfinite(errors[claim]) else None for claim, key in KEYS.items()},
         "passed": row.proof.passed,
     }
@@ -210,3 +205,15 @@ def _once(results: dict[Run, RunResult], run: Run, compute: Callable[[Run], RunR
     if run not in results:
         results[run] = compute(run)
     return results[run]
+
+
+def described(run: Run) -> dict[str, Any]:
+    """What was run, as a row of JSON begins."""
+    return {
+        "implementation": run.implementation,
+        "strategy": run.strategy,
+        "mesh": str(run.mesh),
+        "dtype": run.problem.dtype,
+        "optimizer": run.optimizer,
+        "steps": run.steps,
+    }

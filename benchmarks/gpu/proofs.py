@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.check import KEYS, Row, single_device, to_json
+from benchmarks.check import KEYS, Row, described, single_device, to_json
 from benchmarks.gpu.sizes import Sizes, alone, shared
 from contract import reference
 from contract.proof import prove
@@ -78,12 +78,7 @@ def judge(keep: Keep) -> Add:
 def failed(run: Run) -> dict[str, Any]:
     """The row of a run that has no result."""
     return {
-        "implementation": run.implementation,
-        "strategy": run.strategy,
-        "mesh": str(run.mesh),
-        "dtype": run.problem.dtype,
-        "optimizer": run.optimizer,
-        "steps": run.steps,
+        **described(run),
         **dict.fromkeys(KEYS.values()),
         "passed": False,
     }

@@ -108,4 +108,4 @@ def summary(records: Sequence[Record]) -> str:
         return f"{low} or more" if most is None else f"{low} to {most if number else size(most)}"
 
     calls, payload, wire = span("calls", number=True), span("payload_bytes"), span("wire_bytes")
-    return f"in one step: {calls} calls, payload {payload}, a rank sends {wire}"
+    return f"in one step: {calls} call{'' if calls == '1' else 's'}, payload {payload}, a rank sends {wire}"

@@ -159,3 +159,8 @@ def test_the_table_of_a_diff_has_its_rows_totals_rules_and_what_the_device_does(
     assert "tensor_parallel, annotated, for v5e:8x4 (tp=32): batch 128, width 64, 4 layers, float32" in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p_data_parallel.png", "p_tensor_parallel.png"]
     assert cli.main(["diff", "tensor_parallel", "--width", "64", "--fail-on", "unexplained"]) == 1
+
+
+def test_one_call_is_not_told_as_several():
+    one = record_view.summary([record("all_reduce", "float32", 64, 4)])
+    assert one == "in one step: 1 call, payload 64 B, a rank sends 96 B"
