@@ -15,16 +15,21 @@ from contract.strategy import Run
 
 
 @lru_cache(64)
-def layout(run: Run) -> list[list[Part]]:
-    """For each rank, the parts that it holds, in the order of the layers. The innermost axis cuts first."""
-    return [_parts(run, rank) for rank in range(run.world_size)]
+def layout(run: Run, of: str = "parameters") -> list[list[Part]]:
+    """For each rank, the parts that it holds, in the order of the layers. The innermost strategy cuts first.
+
+    of: "parameters", "gradients" or "optimizer_state".
+    """
+    return [_parts(run, rank, of) for rank in range(run.world_size)]
 
 
-def _parts(run: Run, rank: int) -> list[Part]:
+def _parts(run: Run, rank: int, of: str) -> list[Part]:
     at, unit = run.mesh.coordinates(rank), unit_of(run)
     parts = [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in range(run.problem.layers)]
-    for axis in reversed(run.axes):
-        parts = strategies.of(axis.strategy).cut(parts, run.problem, axis.size, at[axis.name], unit)
+    for axis in reversed(run.nested):
+        strategy = strategies.of(axis.strategy)
+        if of in strategy.SPLITS:
+            parts = strategy.cut(parts, run.problem, axis.size, at[axis.name], unit)
     return parts
 
 
@@ -37,12 +42,12 @@ def share(run: Run, rank: int) -> Share:
     """What a rank works on in one step."""
     at, parts = run.mesh.coordinates(rank), tuple(layout(run)[rank])
     rows = run.problem.batch
-    for axis in run.axes:
+    for axis in reversed(run.nested):
         rows = strategies.of(axis.strategy).rows(rows, axis.size)[at[axis.name]]
     _, features = kept(run, rank)
-    derived = run.implementation == "annotated"
+    program = run.implementation, run.gathered_again
     if "pipeline_parallel" not in run.strategies:
-        return Share(run.problem, parts, (Pass(rows),), (rows,), int(features), derived)
+        return Share(run.problem, parts, (Pass(rows),), (rows,), int(features), *program)
     stages, first = run.size("pipeline_parallel"), at["pp"] == 0
     if run.implementation == "torch":
         microbatches = tuple(split_sizes(rows, run.microbatches))
@@ -50,8 +55,9 @@ def share(run: Run, rank: int) -> Share:
     else:  # all stages run one program in every tick, on microbatches of one size; in tick 0 nothing is received yet
         microbatches = (padded_rows(run),) * run.microbatches
         ticks = run.microbatches + stages - 1
+        derived = run.implementation == "annotated"
         passes = [Pass(microbatches[0], True, (derived or 0 < tick) and stages > 1) for tick in range(ticks)]
-    return Share(run.problem, parts, tuple(passes), microbatches, int(features), derived)
+    return Share(run.problem, parts, tuple(passes), microbatches, int(features), *program)
 
 
 def batch_shares(run: Run) -> int:
@@ -74,7 +80,7 @@ def kept(run: Run, rank: int) -> tuple[list[Kept], float]:
     layer.
     """
     layers, residual = [Kept(run.problem.width, run.problem.width) for _ in layout(run)[rank]], float(run.problem.width)
-    for axis in reversed(run.axes):
+    for axis in reversed(run.nested):
         layers, residual = strategies.of(axis.strategy).kept(layers, residual, axis.size)
     return layers, residual
 
@@ -89,7 +95,7 @@ def cut(params: Sequence[Layer], parts: Sequence[Part]) -> list[Layer]:
     return [Layer(params[p.layer].w[p.w], params[p.layer].b[p.b]) for p in parts]
 
 
-def merge(run: Run, shards: Sequence[Sequence[Layer]]) -> list[Layer]:
+def merge(run: Run, shards: Sequence[Sequence[Layer]], of: str = "parameters") -> list[Layer]:
     """The full parameters, assembled from the shards of all ranks: the inverse of `cut`.
 
     Where several ranks hold a replica, that of the lowest rank is taken, so the others may be None. (`Shard.digests`
@@ -97,7 +103,7 @@ def merge(run: Run, shards: Sequence[Sequence[Layer]]) -> list[Layer]:
     """
     d, dtype = run.problem.width, next(a.dtype for rank in shards for layer in rank for a in layer if a is not None)
     full = [Layer(np.full((d, d), np.nan, dtype), np.full(d, np.nan, dtype)) for _ in range(run.problem.layers)]
-    for rank, (parts, owner) in enumerate(zip(layout(run), owned(run), strict=True)):
+    for rank, (parts, owner) in enumerate(zip(layout(run, of), owned(run, of), strict=True)):
         if len(parts) != len(shards[rank]):
             raise ValueError(f"rank {rank} holds {len(shards[rank])} layers where the layout says {len(parts)}")
         for part, layer, owns in zip(parts, shards[rank], owner, strict=True):
@@ -113,11 +119,11 @@ def merge(run: Run, shards: Sequence[Sequence[Layer]]) -> list[Layer]:
     return full
 
 
-def owned(run: Run) -> list[list[tuple[bool, bool]]]:
+def owned(run: Run, of: str = "parameters") -> list[list[tuple[bool, bool]]]:
     """For each rank and part, whether it is the lowest rank that holds (w, b). A sum over owners counts each once."""
     seen: set[tuple[str, str]] = set()
     flags = []
-    for parts in layout(run):
+    for parts in layout(run, of):
         row = []
         for part in parts:
             keys = [(name, str(index)) for name, index in zip(names(part), part[1:], strict=True)]

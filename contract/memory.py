@@ -3,9 +3,9 @@
 B is the batch, D the width, L the number of layers, n the number of ranks, e the bytes of an element, and c the bytes
 of an element of the loss's dtype (4, or 8 in float64).
 
-The parameters P are the shards of `contract.layout`, and the gradients are as large. The optimizer's state is P for SGD
-with momentum and 2 P for AdamW, which keeps two moments (Kingma and Ba, 1412.6980). All of them have the problem's
-dtype: this is the accounting of ZeRO (Rajbhandari et al., 1910.02054, section 3.1) without the float32 copies. Step
+Parameters, gradients and optimizer state are the shards of `contract.layout`. The optimizer's state is once what it
+updates for SGD with momentum and twice for AdamW, which keeps two moments (Kingma and Ba, 1412.6980). All of them have
+the problem's dtype: this is the accounting of ZeRO (Rajbhandari et al., 1910.02054, section 3.1) without the float32 copies. Step
 counters take a few bytes and are not counted.
 
 Activations are what the backward pass needs besides parameters and batch, at the end of the forward pass: for each
@@ -16,12 +16,15 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 
+from contract import strategies
 from contract.layout import kept, layout, share
 from contract.optimizer import SLOTS
 from contract.problem import BYTES
+from contract.share import HELD, Part
 from contract.strategy import Run
 
 
@@ -44,21 +47,25 @@ def memory(run: Run) -> list[Memory]:
 
     Where JAX runs one program on all stages of a pipeline, every rank holds as many layers as the longest stage.
     """
-    sizes = [_parameters(run, rank) for rank in range(run.world_size)]
+    sizes = [[_bytes(run, parts) for parts in layout(run, of)] for of in HELD]
     if "pipeline_parallel" in run.strategies and run.implementation != "torch":
-        sizes = [max(sizes)] * run.world_size
+        sizes = [[max(each)] * run.world_size for each in sizes]
     slots = len(SLOTS[run.optimizer])
-    return [Memory(size, size, slots * size, activations(run, rank)) for rank, size in enumerate(sizes)]
+    return [Memory(p, g, slots * s, activations(run, rank)) for rank, (p, g, s) in enumerate(zip(*sizes, strict=True))]
 
 
-def _parameters(run: Run, rank: int) -> int:
-    d = run.problem.width
+def _bytes(run: Run, parts: Sequence[Part]) -> int:
+    of = share(run, 0)
+    return sum(sum(of.elements(part)) for part in parts) * BYTES[run.problem.dtype]
 
-    def length(s: slice) -> int:
-        return len(range(*s.indices(d)))
 
-    elements = sum(prod(map(length, part.w)) + length(part.b[0]) for part in layout(run)[rank])
-    return elements * BYTES[run.problem.dtype]
+def gathered(run: Run, rank: int) -> int:
+    """Bytes of the layers' w that are gathered for the forward pass and kept for the backward pass."""
+    gathers = [a.size for a in run.axes if strategies.gathers(a.strategy)]
+    if not gathers or run.gathered_again:
+        return 0
+    mine = share(run, rank)
+    return prod(gathers) * sum(mine.elements(part)[0] for part in mine.parts) * BYTES[run.problem.dtype]
 
 
 def activations(run: Run, rank: int) -> int:
@@ -68,10 +75,11 @@ def activations(run: Run, rank: int) -> int:
     single_device keeps L - 1 inputs and L pre-activations, (2 L - 1) B D e, and the residual, B D c. tensor_parallel
     keeps (L - 1) B D e + L B D / n e + B D / n c, and megatron_tensor_parallel L B D / n e + (L - 1) B D e + B D c. The
     first stage of a pipeline does not keep the input of its first layer, and only the last stage keeps the residual.
+    What is `gathered` and kept is part of it.
     """
     problem, mine = run.problem, share(replace(run, implementation="torch"), rank)
     e, c, rows = BYTES[problem.dtype], BYTES[mine.loss_dtype], sum(mine.microbatches)
     layers, residual = kept(run, rank)
     first, last = mine.parts[0].layer == 0, mine.parts[-1].layer == problem.layers - 1
     elements = sum(layer.preactivation + layer.input for layer in layers) - (layers[0].input if first else 0)
-    return round(rows * (elements * e + (residual * c if last else 0)))
+    return round(rows * (elements * e + (residual * c if last else 0))) + gathered(run, rank)

@@ -21,21 +21,22 @@ from contract.schedule import Action, actions, gpipe
 from contract.strategy import Run
 from torch_impl import model
 from torch_impl.buckets import overlapped_all_reduce
+from torch_impl.gather_again import gathered_again
 from torch_impl.mesh import Mesh
-from torch_impl.model import clear_grads, grads_of, squared_error
+from torch_impl.model import clear_grads, squared_error, take_grads
 
 Strategies = Sequence[Any]  # modules, outermost first
 BOTH = ("forward", "backward")
 
 
 def load(run: Run) -> Strategies:
-    """The modules of a run's strategies."""
-    return [importlib.import_module(f"torch_impl.explicit.{name}") for name in run.strategies]
+    """The modules of a run's strategies, outermost first."""
+    return [importlib.import_module(f"torch_impl.explicit.{axis.strategy}") for axis in run.nested]
 
 
 def chain(strategies: Strategies, name: str, value: Any, mesh: Mesh) -> Any:
-    """Pass `value` through the function `name` of every strategy that has it, the innermost first."""
-    for strategy in reversed(strategies):
+    """Pass `value` through the function `name` of every strategy that has it, in the order of `strategies`."""
+    for strategy in strategies:
         if hasattr(strategy, name):
             value = getattr(strategy, name)(value, mesh)
     return value
@@ -43,12 +44,29 @@ def chain(strategies: Strategies, name: str, value: Any, mesh: Mesh) -> Any:
 
 def split_params(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
     """A rank's shards of the full parameters, as views."""
-    return chain(load(run), "split_params", params, mesh)
+    return chain(load(run)[::-1], "split_params", params, mesh)
 
 
 def split_batch(batch: Batch, mesh: Mesh, run: Run) -> Batch:
     """A rank's shards of the global batch."""
-    return chain(load(run), "split_batch", batch, mesh)
+    return chain(load(run)[::-1], "split_batch", batch, mesh)
+
+
+def own(layers: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
+    """What this rank's optimizer updates of its parameters, as views."""
+    return [chain(load(run)[::-1], "own", layer, mesh) for layer in layers]
+
+
+def own_gradients(grads: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
+    """The gradients of what this rank's optimizer updates, from those that the rank holds."""
+    whole = [s for s in load(run)[::-1] if not hasattr(s, "gradients")]
+    return [chain(whole, "own", layer, mesh) for layer in grads]
+
+
+def gather_updated(params: list[Layer], mesh: Mesh, run: Run) -> None:
+    """After the update of what each rank owns: make the parameters whole again, in place."""
+    for layer in params:
+        chain(load(run), "whole", layer, mesh)
 
 
 def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Tensor:
@@ -62,7 +80,7 @@ def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Tensor:
 def loss_and_grads(
     params: list[Layer], batch: Batch, mesh: Mesh, run: Run, **watched: Any
 ) -> tuple[Tensor, list[Layer]]:
-    """The loss, and the gradients of a rank's shards. watched: `observe` and `input_grad` for a pipeline."""
+    """The loss, and the gradients that a rank holds. watched: `observe` and `input_grad` for a pipeline."""
     strategies = load(run)
     clear_grads(params)
     deferred = [s for s in strategies if run.overlap and getattr(s, "REPLICATED", False)][:1]
@@ -73,9 +91,10 @@ def loss_and_grads(
         sums.total = total = batch.weight.new_zeros(())
         times = run.microbatches if any(hasattr(s, "execute") for s in strategies) else 1
         beside = overlapped_all_reduce(total, sums.settle, params, times, mesh.group(deferred[0].AXIS))
-    with beside:
+    again = gathered_again() if run.gathered_again else nullcontext()
+    with beside, again:
         passes(others, params, batch, mesh, run, sums.add, **watched)
-    return sums.result(), grads_of(params)
+    return sums.result(), [chain(others, "gradients", layer, mesh) for layer in take_grads(params)]
 
 
 class Sums:

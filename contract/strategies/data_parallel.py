@@ -12,6 +12,8 @@ from contract.share import Asked, Kept, Part, Sent, Share
 
 AXIS = "dp"
 UNIT = 1
+DEPTH = 0
+SPLITS = ()
 
 
 def refusal(asked: Asked, n: int) -> str | None:

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from contract.problem import Problem, split_slices
-from contract.share import Asked, Kept, Part, Sent, Share
+from contract.share import HELD, Asked, Kept, Part, Sent, Share
 
 AXIS = "pp"
 UNIT = 1
+DEPTH = 2
+SPLITS = HELD
 
 
 def refusal(asked: Asked, n: int) -> str | None:

@@ -1,0 +1,39 @@
+"""Fully sharded data parallel, or ZeRO-3: samples and the rows of every parameter are split over `fsdp`.
+
+Forward: a layer is gathered before it is used, L (D^2 + D) e bytes in total, and again in the backward pass unless it
+is kept, but the first layer, whose input needs no gradient. Backward: reduce_scatter of every gradient, as many bytes (Rajbhandari et al., 1910.02054; Zhao et al.,
+2304.11277). A layer's w and b travel together, through one flat buffer.
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+from contract.problem import Batch, Layer, split_slices
+from torch_impl.collectives import all_gather_reduce_scatter_flat
+from torch_impl.mesh import Mesh
+
+AXIS = "fsdp"
+
+
+def split_params(params: list[Layer], mesh: Mesh) -> list[Layer]:
+    """A rank's rows: W[D_fsdp, F], b[F_fsdp]."""
+    rank, n = mesh.rank(AXIS), mesh.size(AXIS)
+    return [Layer(w.chunk(n)[rank], b.chunk(n)[rank]) for w, b in params]
+
+
+def split_batch(batch: Batch, mesh: Mesh) -> Batch:
+    """A rank's samples: X[B_fsdp, D], Y[B_fsdp, D]."""
+    mine = split_slices(len(batch.x), mesh.size(AXIS))[mesh.rank(AXIS)]
+    return Batch(batch.x[mine], batch.y[mine], batch.weight[mine])
+
+
+def weights(layer: Layer, mesh: Mesh) -> Layer:
+    """W[D, F] = AllGather_fsdp(W[D_fsdp, F]). Backward: dW[D_fsdp, F] = ReduceScatter_fsdp(dW[D, F]{U_fsdp})."""
+    return Layer(*all_gather_reduce_scatter_flat(layer, mesh.group(AXIS)))
+
+
+def total(share: Tensor, mesh: Mesh) -> dist.Work | None:
+    """L = AllReduce_fsdp(L{U_fsdp}), in place."""
+    return dist.all_reduce(share, group=mesh.group(AXIS), async_op=True)
