@@ -3,10 +3,10 @@
 B is the batch, D the width, L the number of layers, n the number of ranks, e the bytes of an element, and c the bytes
 of an element of the loss's dtype (4, or 8 in float64).
 
-Parameters, gradients and optimizer state are the shards of `contract.layout`. The optimizer's state is once what it
-updates for SGD with momentum and twice for AdamW, which keeps two moments (Kingma and Ba, 1412.6980). All of them have
-the problem's dtype: this is the accounting of ZeRO (Rajbhandari et al., 1910.02054, section 3.1) without the float32 copies. Step
-counters take a few bytes and are not counted.
+Parameters, gradients and optimizer state are the shards of `contract.layout`. The optimizer's state is as large as what
+it updates for SGD with momentum, and twice as large for AdamW, which keeps two moments (Kingma and Ba, 1412.6980). All
+of them have the problem's dtype: this is the accounting of ZeRO (Rajbhandari et al., 1910.02054, section 3.1) without
+the float32 copies. Step counters take a few bytes and are not counted.
 
 Activations are what the backward pass needs besides parameters and batch, at the end of the forward pass: for each
 layer its input (for dW = X^T dZ) and its pre-activation Z (for gelu'), and for the loss the residual (Korthikanti et

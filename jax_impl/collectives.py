@@ -104,9 +104,8 @@ def shard(x: Array, axis: str) -> Array:
     rank 0: A0 A1  =>  A0
     rank 1: A0 A1  =>  A1
     """
-    return lax.dynamic_slice_in_dim(
-        x, lax.axis_index(axis) * (len(x) // lax.axis_size(axis)), len(x) // lax.axis_size(axis)
-    )
+    size = len(x) // lax.axis_size(axis)
+    return lax.dynamic_slice_in_dim(x, lax.axis_index(axis) * size, size)
 
 
 def varying(x: Array, axis: str) -> Array:

@@ -16,7 +16,8 @@ def compile(run: Run, target: Target, precision: str = "default", update: bool =
     """Compile the loss and the gradients of `run` for the first `run.world_size` devices of `target`.
 
     precision: of matrix products, "default" (what a plain jit compiles to) or "highest" (what `train` runs). update:
-    compile the whole step, with the optimizer's update, as is always done where ranks update different parts. Raises ValueError with one line for what cannot be compiled.
+    compile the whole step, with the optimizer's update, as is always done where ranks update different parts. Raises
+    ValueError with one line for what cannot be compiled.
     """
     return compile_all([(run, target)], precision, update)[0]
 

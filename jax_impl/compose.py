@@ -82,9 +82,8 @@ def stated(strategy: Any, name: str, of: str) -> Any | None:
     """What a strategy states about parameters, or about gradients or optimizer state if that differs."""
     names = {"parameters": (), "gradients": ("GRADS",), "optimizer_state": ("STATE", "GRADS")}[of]
     kind = name.removeprefix("PARAMS_")
-    return next(
-        (getattr(strategy, n) for n in (*(f"{which}_{kind}" for which in names), name) if hasattr(strategy, n)), None
-    )
+    candidates = [*(f"{which}_{kind}" for which in names), name]
+    return next((getattr(strategy, each) for each in candidates if hasattr(strategy, each)), None)
 
 
 def stack_shape(run: Run) -> tuple[int, int | None]:

@@ -173,7 +173,7 @@ class _AllGatherReduceScatterFlat(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: ProcessGroup, *shards: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
-        ctx.again = lambda: all_gather_flat(shards, group)  # what `torch_impl.gather_again` calls
+        ctx.again = lambda i: all_gather(shards[i].detach(), group)  # what `torch_impl.gather_again` calls
         return all_gather_flat(shards, group)
 
     @staticmethod

@@ -17,7 +17,7 @@ from torch_impl.torch_hooks import saved_tensors_hooks_in_force
 
 @contextmanager
 def gathered_again() -> Iterator[None]:
-    """Inside the `with`, a weight that was gathered from shards is not kept for the backward pass but gathered again."""
+    """Inside the `with`, gathered weights are not kept for the backward pass but gathered again from their shards."""
     keep, get = saved_tensors_hooks_in_force()
 
     def pack(t: Tensor) -> Any:
@@ -25,7 +25,7 @@ def gathered_again() -> Iterator[None]:
         return (again, t.output_nr) if again is not None else keep(t)
 
     def unpack(kept: Any) -> Tensor:
-        return kept[0]()[kept[1]] if isinstance(kept, tuple) else get(kept)
+        return kept[0](kept[1]) if isinstance(kept, tuple) else get(kept)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield

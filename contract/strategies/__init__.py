@@ -5,7 +5,8 @@ Every file has all of these names, in this order. A missing one is an error; the
     AXIS                                the mesh axis that it uses
     UNIT                                how many layers must stay together: 2 if it splits layers in pairs
     DEPTH                               how near to the computation it cuts: 0 replicates the parameters, 1 stores them
-                                        or their optimizer state in shards, 2 computes on shards. The deeper one cuts first
+                                        or their optimizer state in shards, 2 computes on shards; the deeper one
+                                        cuts first
     SPLITS                              what it cuts of "parameters", "gradients", and "optimizer_state"
     refusal(asked, n)                   why n ranks cannot run it, in one line; None if they can
     rows(total, n)                      how many of `total` rows of the batch each of n ranks has

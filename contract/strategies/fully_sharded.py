@@ -1,8 +1,9 @@
 """Fully sharded data parallel, or ZeRO-3 (Rajbhandari et al., 1910.02054; Zhao et al., 2304.11277).
 
-The batch is split by samples, and so are the rows of every parameter, its gradient and its optimizer state. A layer is
-gathered before it is used: all_gather, L (D^2 + D) e bytes in total, in the forward pass and, unless it is kept, again
-in the backward pass. In torch that is L - 1 times, because the first layer's input needs no gradient. Backward: reduce_scatter of every gradient, as many bytes, once per step.
+The batch is split by samples, and so are the rows of every parameter, its gradient and its optimizer state. Forward:
+all_gather of every layer before it is used, L (D^2 + D) e bytes in total. Backward: reduce_scatter of every gradient,
+as many bytes, once per step; and, unless the gathered layers are kept, all_gather of every w but the first layer's,
+whose input needs no gradient. In torch w and b of a layer are otherwise sent together.
 """
 
 from __future__ import annotations
@@ -39,11 +40,10 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     for part in share.parts:
         for name, elements in share.messages(part):
             yield Sent("all_gather", n * elements, "forward", name)
-    every = share.implementation != "torch" or share.passes[0].input_grad
     for i, part in reversed(list(enumerate(share.parts))):
+        if share.gathered_again and i:
+            yield Sent("all_gather", n * share.elements(part)[0], "backward", f"w{part.layer}")
         for name, elements in share.messages(part):
-            if share.gathered_again and (i or every):
-                yield Sent("all_gather", n * elements, "backward", name)
             yield Sent("reduce_scatter", n * elements, "backward", f"gradient of {name}")
 
 

@@ -33,7 +33,7 @@ def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) 
 
 
 def communication(share: Share, n: int) -> Iterator[Sent]:
-    """The loss; every gradient, the bias before the weight; and the updated parameters. `share` has whole parameters."""
+    """The loss; every gradient, the bias before the weight; the updated parameters. `share` has whole ones."""
     yield share.loss()
     for part in reversed(share.parts):
         of_w, of_b = share.elements(part)

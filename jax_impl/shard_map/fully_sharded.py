@@ -1,8 +1,8 @@
 """Fully sharded data parallel, or ZeRO-3: samples and the rows of every parameter are split over `fsdp`.
 
-Forward: a layer is gathered before it is used, L (D^2 + D) e bytes in total, and again in the backward pass unless it
-is kept. Backward, derived: reduce_scatter of every gradient, as many bytes (Rajbhandari et al., 1910.02054; Zhao et
-al., 2304.11277).
+Forward: a layer is gathered before it is used, L (D^2 + D) e bytes in total. Backward, derived: reduce_scatter of every
+gradient, as many bytes; and, unless the gathered layers are kept, all_gather of every w but the first layer's, whose
+input needs no gradient (Rajbhandari et al., 1910.02054; Zhao et al., 2304.11277).
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ BATCH_SPEC = Batch(P(AXIS), P(AXIS), P(AXIS))  # a rank's samples: X[B_fsdp, D],
 
 
 def weights(layer: Layer) -> Layer:
-    """W[D, F] = AllGather_fsdp(W[D_fsdp, F]). Backward, derived: dW[D_fsdp, F] = ReduceScatter_fsdp(dW[D, F]{U_fsdp})."""
+    """W[D, F] = AllGather_fsdp(W[D_fsdp, F]).
+
+    Backward, derived: dW[D_fsdp, F] = ReduceScatter_fsdp(dW[D, F]{U_fsdp}).
+    """
     return Layer(*(all_gather(p, AXIS) for p in layer))
 
 

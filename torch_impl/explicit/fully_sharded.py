@@ -1,8 +1,9 @@
 """Fully sharded data parallel, or ZeRO-3: samples and the rows of every parameter are split over `fsdp`.
 
-Forward: a layer is gathered before it is used, L (D^2 + D) e bytes in total, and again in the backward pass unless it
-is kept, but the first layer, whose input needs no gradient. Backward: reduce_scatter of every gradient, as many bytes (Rajbhandari et al., 1910.02054; Zhao et al.,
-2304.11277). A layer's w and b travel together, through one flat buffer.
+Forward: a layer is gathered before it is used, L (D^2 + D) e bytes in total. Backward: reduce_scatter of every
+gradient, as many bytes; and, unless the gathered layers are kept, all_gather of every w but the first layer's, whose
+input needs no gradient (Rajbhandari et al., 1910.02054; Zhao et al., 2304.11277). Otherwise a layer's w and b travel
+together, through one flat buffer.
 """
 
 from __future__ import annotations
