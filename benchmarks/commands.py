@@ -16,7 +16,7 @@ import typer
 
 from benchmarks.bubbles.command import bubbles
 from benchmarks.collectives.command import collectives
-from benchmarks.options import BATCH, DEVICE, DTYPE, JSON, LAYERS, MICROBATCHES, WIDTH
+from benchmarks.options import BATCH, DEVICE, DTYPE, JSON, LAYERS, MICROBATCHES, RESHARD, WIDTH, reshard_of
 from benchmarks.report.command import report
 from benchmarks.steps.command import steps
 from shardiff.cli.answers import TIMEOUT, check_timeout, one_of, refuse, repeatable
@@ -63,6 +63,7 @@ def check(
     width: Annotated[int, WIDTH] = 1024,
     layers: Annotated[int, LAYERS] = 4,
     microbatches: Annotated[int, MICROBATCHES] = 4,
+    reshard: Annotated[str | None, RESHARD] = None,
     device: Annotated[str, DEVICE] = "auto",
     timeout: Annotated[float, TIMEOUT] = 30.0,
     json: Annotated[bool, JSON] = False,
@@ -88,6 +89,7 @@ def check(
             mesh or (),
             steps=steps,
             microbatches=microbatches,
+            reshard=reshard_of(reshard),
             device=device,
         )
     except ValueError as error:
@@ -196,6 +198,15 @@ def diff(
     width: Annotated[int, WIDTH] = 1024,
     layers: Annotated[int, LAYERS] = 4,
     microbatches: Annotated[int, MICROBATCHES] = 4,
+    reshard: Annotated[str | None, RESHARD] = None,
+    spelling: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="How fully_sharded is annotated: best, or naive, which states how the parameters are split and "
+            "nothing else.",
+        ),
+    ] = "best",
     dtype: Annotated[str, DTYPE] = "float32",
     timeout: Annotated[float, TIMEOUT] = 30.0,
     json: Annotated[
@@ -222,6 +233,7 @@ def diff(
         if not what and mesh is None:
             raise ValueError("give a strategy, a --mesh, or two files")
         problem = Problem(batch, width, layers, dtype)
+        rest = {"microbatches": microbatches, "reshard": reshard_of(reshard), "spelling": spelling}
         if len(what) == 2 and not set(what) <= set(STRATEGIES):
             first = target[0] if target else None
             targets, meshes = (left_target or first, right_target or first), (left_mesh or mesh, right_mesh or mesh)
@@ -229,7 +241,7 @@ def diff(
             for word, axes in zip(what, meshes, strict=True):
                 if word in STRATEGIES:
                     ranks = None if axes else degree or nproc
-                    ((run, _),) = diffing.plan([word], implementation, ranks, axes, (), problem, microbatches)
+                    ((run, _),) = diffing.plan([word], implementation, ranks, axes, (), problem, **rest)
                     made[word] = functools.partial(diffing.written, run, timeout)
             pair = of_programs.plan(what, targets, meshes, nproc, step, fail_on, made)
             raise typer.Exit(of_programs.run(pair, bool(left_mesh and right_mesh), fail_on, json))
@@ -237,7 +249,7 @@ def diff(
             raise ValueError("--left-..., --right-..., --nproc and --step are for two programs that are no strategies")
         check_path("picture", picture, ".png")
         check_timeout(timeout)
-        pairs = diffing.plan(what, implementation, degree, mesh, target or (), problem, microbatches)
+        pairs = diffing.plan(what, implementation, degree, mesh, target or (), problem, **rest)
         memory.require(memory_limit.of_diff([run for run, _ in pairs]), memory_limit.describe(problem))
         environment.check(jax=True)
         raise typer.Exit(answer_diff(pairs, precision, fail_on, picture, json, timeout))

@@ -62,6 +62,7 @@ USUAL = {  # axis -> default
     "tp": "megatron_tensor_parallel",
     "pp": "pipeline_parallel",
 }
+SPELLINGS = ("best", "naive")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -115,8 +116,9 @@ class Run:
     microbatches: for pipeline_parallel. overlap: for data_parallel in torch; if False, each gradient is all_reduced by
     itself in the backward pass instead of in buckets that overlap with it. reshard: for fully_sharded; whether a layer
     is freed after the forward pass and gathered again for the backward pass. None: it is, unless a pipeline needs the
-    layers for every microbatch. device: "cpu", "cuda", or "auto" (CUDA where there are as many GPUs as ranks). Raises
-    ValueError with one line if the run cannot work.
+    layers for every microbatch. spelling: for fully_sharded in annotated; "naive" states how the parameters are split
+    and nothing else, where "best" states the activations too. device: "cpu", "cuda", or "auto" (CUDA where there are as
+    many GPUs as ranks). Raises ValueError with one line if the run cannot work.
     """
 
     implementation: str = "torch"
@@ -127,6 +129,7 @@ class Run:
     microbatches: int = 4
     overlap: bool = True
     reshard: bool | None = None
+    spelling: str = "best"
     device: str = "auto"
 
     def __post_init__(self) -> None:
@@ -213,6 +216,7 @@ def impossible(run: Run) -> str | None:
         *(("strategy", axis.strategy, STRATEGIES) for axis in run.axes),
         ("dtype", run.problem.dtype, DTYPES),
         ("optimizer", run.optimizer, OPTIMIZERS),
+        ("spelling", run.spelling, SPELLINGS),
         ("device", run.device, DEVICES),
     ):
         if value not in known:
@@ -239,6 +243,8 @@ def impossible(run: Run) -> str | None:
             return f"axis {axis.name} is named twice in the mesh"
         if AXES[axis.strategy] != axis.name:
             return f"{axis.strategy} uses the axis {AXES[axis.strategy]}, not {axis.name}"
+    if run.spelling == "naive" and (run.implementation != "annotated" or "fully_sharded" not in run.strategies):
+        return "spelling naive is one of fully_sharded under annotations"
     if run.reshard and "pipeline_parallel" in run.strategies:
         return "a pipeline gathers its layers once for all microbatches and keeps them: reshard must be false"
     rows, unit = problem.batch, max((strategies.of(axis.strategy).UNIT for axis in run.axes), default=1)

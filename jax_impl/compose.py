@@ -215,7 +215,7 @@ def stage_of(
 def annotated(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
     """The loss of the model as one device would compute it. Everything else follows from how arrays are split."""
     strategies, rules = load(run), merged_rules(load(run))
-    states_activations = any(getattr(s, "ACTIVATIONS", False) for s in strategies)
+    states_activations = run.spelling == "best" and any(getattr(s, "ACTIVATIONS", False) for s in strategies)
 
     def as_stated(x: Array, kind: str) -> Array:
         spec = P(rules.get("batch"), rules.get(f"{kind}_out"))
@@ -225,7 +225,8 @@ def annotated(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
         return MLP(params)(x, as_stated)
 
     if (pipeline := pipeline_of(strategies)) is None:
-        if (policies := [s.GATHERED for s in strategies if hasattr(s, "GATHERED")]) and run.gathered_again:
+        policies = [s.GATHERED for s in strategies if hasattr(s, "GATHERED")]
+        if policies and run.gathered_again and run.spelling == "best":
             return squared_error(by_units(layers_of, params, batch.x, unit_of(run), policies[0]), batch)
         return squared_error(layers_of(params, batch.x), batch)
     stages = mesh.shape[pipeline.AXIS]

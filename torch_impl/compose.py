@@ -24,6 +24,7 @@ from torch_impl.buckets import overlapped_all_reduce
 from torch_impl.gather_again import gathered_again
 from torch_impl.mesh import Mesh
 from torch_impl.model import clear_grads, squared_error, take_grads
+from torch_impl.prefetch import Prefetch
 
 Strategies = Sequence[Any]  # modules, outermost first
 BOTH = ("forward", "backward")
@@ -83,15 +84,24 @@ def loss_and_grads(
     """The loss, and the gradients that a rank holds. watched: `observe` and `input_grad` for a pipeline."""
     strategies = load(run)
     clear_grads(params)
-    deferred = [s for s in strategies if run.overlap and getattr(s, "REPLICATED", False)][:1]
+    pipeline = any(hasattr(s, "execute") for s in strategies)
+    again = gathered_again() if run.gathered_again else nullcontext()
+    replicated = [s for s in strategies if getattr(s, "REPLICATED", False)]
+    if run.overlap and not pipeline and (gathers := [s for s in strategies if getattr(s, "GATHERS", False)]):
+        sums = Sums(strategies, mesh)
+        ahead = Prefetch(params, mesh.group(gathers[0].AXIS), [mesh.group(s.AXIS) for s in replicated])
+        with again:
+            passes(strategies, params, batch, mesh, run, sums.add, used=ahead.layers)
+        ahead.finish()
+        return sums.result(), list(take_grads(params))
+    deferred = replicated[:1] if run.overlap else []
     others = [s for s in strategies if s not in deferred]
     sums = Sums(others, mesh)
     beside: AbstractContextManager[None] = nullcontext()
     if deferred:
         sums.total = total = batch.weight.new_zeros(())
-        times = run.microbatches if any(hasattr(s, "execute") for s in strategies) else 1
+        times = run.microbatches if pipeline else 1
         beside = overlapped_all_reduce(total, sums.settle, params, times, mesh.group(deferred[0].AXIS))
-    again = gathered_again() if run.gathered_again else nullcontext()
     with beside, again:
         passes(others, params, batch, mesh, run, sums.add, **watched)
     return sums.result(), [chain(others, "gradients", layer, mesh) for layer in take_grads(params)]
@@ -133,15 +143,20 @@ def passes(
     run: Run,
     total: Callable[[Tensor], None],
     kinds: Sequence[str] = BOTH,
+    used: Callable[[], Iterator[Layer]] | None = None,
     **watched: Any,
 ) -> None:
-    """Forward and backward passes in the pipeline's order if there is a pipeline; otherwise one of each."""
+    """Forward and backward passes in the pipeline's order if there is a pipeline; otherwise one of each.
+
+    used: the layers as they are used, if not as `weights` makes them.
+    """
     forward = next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
     pipeline = next((s for s in strategies if hasattr(s, "execute")), None)
 
-    def used() -> Iterator[Layer]:
+    def as_used() -> Iterator[Layer]:
         return (chain(strategies, "weights", layer, mesh) for layer in params)  # each layer at the moment it is used
 
+    used = used or as_used
     if pipeline is None:
         share = squared_error(forward(used(), batch.x, mesh), batch)
         total(share.detach())

@@ -16,6 +16,7 @@ from torch_impl.collectives import all_gather_reduce_scatter_flat
 from torch_impl.mesh import Mesh
 
 AXIS = "fsdp"
+GATHERS = True  # so `torch_impl.prefetch` may replace `weights`: it gathers a layer while the one before computes
 
 
 def split_params(params: list[Layer], mesh: Mesh) -> list[Layer]:
