@@ -65,7 +65,8 @@ def gathered(run: Run, rank: int) -> int:
     if not gathers or run.gathered_again:
         return 0
     mine = share(run, rank)
-    return prod(gathers) * sum(mine.elements(part)[0] for part in mine.parts) * BYTES[run.problem.dtype]
+    used = [part for part in mine.parts if part.layer]  # the first layer's input needs no gradient, and so not its w
+    return prod(gathers) * sum(mine.elements(part)[0] for part in used) * BYTES[run.problem.dtype]
 
 
 def activations(run: Run, rank: int) -> int:

@@ -80,6 +80,7 @@ def reference_of() -> Execute:
 
     def result(run: Run) -> RunResult:
         key = replace(run, implementation="torch", axes=one_axis("single_device", 1), microbatches=1, overlap=True)
+        key = replace(key, reshard=None, spelling="best")
         key = replace(key, problem=replace(run.problem, dtype="float64"))
         if key not in results:
             results[key] = reference.run(key)
