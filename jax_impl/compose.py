@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -153,9 +152,10 @@ def loss_and_grads(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> t
         for strategy in (*scatters, *replicates):  # so that no sum is derived: gradients are this rank's part of it
             params = jax.tree.map(lambda p, axis=strategy.AXIS: varying(p, axis), params)
         value, grads = jax.value_and_grad(share_of_rank)(params, batch, mesh, run, skip=replicates)
-        grads = map_layers(lambda layer: chain(scatters, "gradients", layer), grads, run)
-        for strategy in replicates:  # only the shards are summed over replicas
-            grads = jax.tree.map(lambda g, axis=strategy.AXIS: all_reduce(g, axis), grads)
+        with jax.named_scope("gradients"):
+            grads = map_layers(lambda layer: chain(scatters, "gradients", layer), grads, run)
+            for strategy in replicates:  # only the shards are summed over replicas
+                grads = jax.tree.map(lambda g, axis=strategy.AXIS: all_reduce(g, axis), grads)
         return value, grads
 
     return of_rank(params, batch)
@@ -255,44 +255,6 @@ def annotated(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
 def constrained(layers: list[Layer], specs: list[Layer], mesh: Mesh) -> list[Layer]:
     """Layers that are split as these PartitionSpecs say."""
     return lax.with_sharding_constraint(layers, shardings(specs, mesh))
-
-
-def update(
-    optimizer: optax.GradientTransformation, params: list[Layer], grads: list[Layer], state: Any, mesh: Mesh, run: Run
-) -> tuple[list[Layer], Any]:
-    """One optimizer step: the parameters and the state. Under shard_map a rank updates what it owns of them."""
-    split = [s for s in load(run) if run.implementation == "shard_map" and hasattr(s, "own")]
-    if not split:
-        updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-    of_params, of_grads = params_specs(run), params_specs(run, "gradients")
-    of_state = jax.tree.map(lambda a: a.spec, state_shardings(optimizer, params, mesh, run))
-
-    # Not checked: that what all_gather returns is the same on every rank is not in its type.
-    @jax.shard_map(
-        mesh=mesh, in_specs=(of_params, of_grads, of_state), out_specs=(of_params, of_state), check_vma=False
-    )
-    def of_rank(params: list[Layer], grads: list[Layer], state: Any) -> tuple[list[Layer], Any]:
-        whole = [s for s in split if not hasattr(s, "gradients")]
-        mine = map_layers(lambda layer: chain(split, "own", layer), params, run)
-        grads = map_layers(lambda layer: chain(whole, "own", layer), grads, run)
-        updates, state = optimizer.update(grads, state, mine)
-        mine = optax.apply_updates(mine, updates)
-        return map_layers(lambda layer: chain(split, "whole", layer), mine, run), state
-
-    return of_rank(params, grads, state)
-
-
-def state_shardings(optimizer: optax.GradientTransformation, params: list[Layer], mesh: Mesh, run: Run) -> Any:
-    """The shardings of the optimizer's state: split as the strategies say; its step counter is replicated."""
-    state = jax.eval_shape(optimizer.init, params)
-    return optax.tree_utils.tree_map_params(
-        optimizer,
-        lambda _, s: s,
-        state,
-        shardings(params_specs(run, "optimizer_state"), mesh),
-        transform_non_params=lambda _: NamedSharding(mesh, P()),
-    )
 
 
 def abstract(mesh: Mesh, run: Run) -> tuple[list[Layer], Batch]:

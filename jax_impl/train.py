@@ -24,10 +24,9 @@ from jax_impl.compose import (
     pipeline_of,
     split_batch,
     split_params,
-    state_shardings,
-    update,
 )
 from jax_impl.mesh import make_mesh, shardings
+from jax_impl.updates import state_shardings, update
 from shardiff.ranks.jax_devices import devices
 
 STATE_KEYS = {"momentum": "trace", "m": "mu", "v": "nu"}  # our slots -> optax's
