@@ -121,9 +121,7 @@ def rows(runs: Sequence[Run], timeout: float, starting: Callable[[Run], None] = 
 def single_device(run: Run, implementation: str, dtype: str) -> Run:
     """The run that `run` should equal: the same numbers on one device."""
     problem = replace(run.problem, dtype=dtype)
-    return replace(
-        run, implementation=implementation, axes=one_axis("single_device", 1), problem=problem, microbatches=1
-    )
+    return replace(run.on_one_device, implementation=implementation, problem=problem)
 
 
 def executor(runs: Sequence[Run], timeout: float, stack: ExitStack) -> Callable[[Run], RunResult]:
