@@ -24,7 +24,7 @@ from contract.strategy import Run
 from jax_impl import model
 from jax_impl.mesh import place
 from jax_impl.model import MLP, annotation_specs, batch_annotations, is_layer, squared_error, stack_stages
-from jax_impl.ticks import Chunk
+from jax_impl.ticks import Chunk, named
 
 Strategies = Sequence[Any]  # modules, outermost first
 Rules = dict[str, str | tuple[str, ...]]  # logical axis -> mesh axes
@@ -189,7 +189,8 @@ def per_rank_with_grads(params: list[Layer], batch: Batch, mesh: Mesh, run: Run)
             chunks.append(Chunk(functions, [layers[chunk * size + s : chunk * size + s + step] for s in starts]))
         share, grads = pipeline.execute_with_grads(chunks, squared_error, batch, schedule)
         (whole,) = back([layer for chunk in grads for function in chunk for layer in function])
-        return chain(strategies, "total", share), whole
+        with named("forward"):
+            return chain(strategies, "total", share), whole
 
     return of_rank(params, batch)
 

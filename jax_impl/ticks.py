@@ -96,24 +96,27 @@ def execute(
 
     inputs, gradients = store("inputs", message), store("gradients", message)
     douts = [message for _ in how]
-    state: Any = (
+    residuals, put_off = store("residuals", example), store("put_off", douts)
+    sums: Any = (
         zeros((), error, axis),
         [[jax.tree.map(lambda p: zeros(p.shape, p, axis), own) for own in chunk.layers] for chunk in chunks],
-        store("residuals", example),
-        store("put_off", douts),
     )
+    nothing = jax.tree.map(lambda a: zeros(a.shape, a, axis), (message, example, douts))
 
-    def act(kind: str, chunk: int, row: Sequence[Action | None]) -> Callable[[Any], tuple[Any, Array]]:
-        """What the stages do whose action in this tick is of this kind, on this chunk: state -> (state, result)."""
-        first = [None if a is None else a._replace(kind="forward") for a in row]
+    def act(kind: str, chunk: int, row: Sequence[Action | None]) -> Callable[[Any], tuple[Any, Any]]:
+        """What the stages do whose action in this tick is of this kind, on this chunk.
+
+        sums -> (sums, (result, residuals to be kept, gradients to be put off)); of these two, what there is none of is
+        zeros, which go to the additional slot.
+        """
         i = at([0 if a is None else a.microbatch for a in row])
         of_input, of_gradient = slot("inputs", row), slot("gradients", row)
-        of_residual = slot("residuals", first)
-        of_put_off = slot("put_off", [None if a is None else a._replace(kind="backward_weight") for a in row])
+        of_residual = slot("residuals", [None if a is None else a._replace(kind="forward") for a in row])
+        of_put_off = slot("put_off", row)
         functions, layers = chunks[chunk].functions, chunks[chunk].layers
 
-        def run_forward(state: Any) -> tuple[Any, Array]:
-            share, grads, residuals, put_off = state
+        def run_forward(sums: Any) -> tuple[Any, Any]:
+            share, grads = sums
             x = read(inputs, of_input)
             x = jnp.where(stage == 0, batch.x[i], x) if chunk == 0 else x
             out, kept, _ = forward(chunks[chunk], x)
@@ -121,10 +124,10 @@ def execute(
                 error, grad = jax.value_and_grad(loss)(out, Batch(*(a[i] for a in batch)))
                 share = share + jnp.where(stage == last_stage, error, 0)
                 out = jnp.where(stage == last_stage, grad, out)
-            return (share, grads, write(residuals, of_residual, kept), put_off), out
+            return (share, grads), (out, kept, nothing[2])
 
-        def run_backward(state: Any) -> tuple[Any, Array]:
-            share, grads, residuals, put_off = state
+        def run_backward(sums: Any) -> tuple[Any, Any]:
+            share, grads = sums
             kept = read(residuals, of_residual)
             came = read(put_off, of_put_off) if kind == "backward_weight" else None
             grad, of_layers, passed = read(gradients, of_gradient), [], []
@@ -133,15 +136,13 @@ def execute(
                 given = grad if came is None else came[number]
                 mine, grad = how[number].restore(layers[number], kept[number])(given)
                 of_layers.insert(0, mine)
-            if kind == "backward_input":
-                put_off = write(put_off, of_put_off, passed)
-            else:
+            if kind != "backward_input":
                 added = jax.tree.map(jnp.add, grads[chunk], of_layers)
                 grads = [added if number == chunk else each for number, each in enumerate(grads)]
-            return (share, grads, residuals, put_off), grad
+            return (share, grads), (grad, nothing[1], passed)
 
         if kind == "idle":
-            return lambda state: (state, zeros(message.shape, message, axis))
+            return lambda sums: (sums, nothing)
         return run_forward if kind == "forward" else run_backward
 
     sent = {phase: permutes(schedule, phase, by_ticks=True) for phase in ("forward", "backward")}
@@ -149,9 +150,14 @@ def execute(
         todo = [("idle", 0) if a is None else (a.kind, a.chunk) for a in row]
         branches = list(dict.fromkeys(todo))
         made = [act(kind, chunk, row) for kind, chunk in branches]
-        state, result = lax.switch(at([branches.index(each) for each in todo]), made, state)
+        sums, (result, kept, passed) = lax.switch(at([branches.index(each) for each in todo]), made, sums)
+        if any(a is not None and a.kind == "forward" for a in row):
+            residuals = write(residuals, slot("residuals", row), kept)
+        if any(a is not None and a.kind == "backward_input" for a in row):
+            later = [a and a.kind == "backward_input" and a._replace(kind="backward_weight") or None for a in row]
+            put_off = write(put_off, slot("put_off", later), passed)
         inputs, gradients = deliver(schedule, told, tick, sent, result, (inputs, gradients), axis)
-    return state[0], state[1]
+    return sums
 
 
 def deliver(
