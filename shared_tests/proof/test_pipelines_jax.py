@@ -1,4 +1,4 @@
-"""Schedules under shard_map: the reference's gradients, the closed form's permutes, and memory by the schedule's peak."""
+"""Schedules under shard_map: the reference's gradients, the closed form's permutes, memory by the schedule's peak."""
 
 from __future__ import annotations
 
