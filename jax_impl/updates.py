@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 from contract.problem import Layer
 from contract.strategy import Run
-from jax_impl.compose import chain, load, map_layers, params_specs
+from jax_impl.compose import map_layers
 from jax_impl.mesh import shardings
+from jax_impl.specs import chain, load, params_specs
 
 
 @jax.named_scope("update")
