@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.documents.results_io import SCHEMA, read_file, same_origin
 from contract.problem import Problem
-from contract.strategy import STRATEGIES, Run
+from contract.strategy import CORE, STRATEGIES, Run
 from shardiff.system import machine
 from shardiff.system.files import keeper
 
@@ -58,7 +58,7 @@ def command(section: str, quick: bool, timeout: float | None = None) -> str:
     if section != "diff":
         return " ".join([(QUICK if quick else FULL)[section], *patience])
     layers = 4 if quick else 8  # a stage of a pipeline has at least one
-    parts = ["diff", *STRATEGIES, *patience, f"--layers {layers}"]
+    parts = ["diff", *(CORE if quick else STRATEGIES), *patience, f"--layers {layers}"]
     return " ".join([*parts, *(f"--target {target}" for target in targets(quick))])
 
 
