@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from contract.problem import Problem
-from contract.schedule import CHUNKED, SCHEDULES, parts_of, unfit
+from contract.schedule import SCHEDULES, num_chunks, unfit
 from contract.strategy import Run, one_axis
 from shardiff.system import machine
 
@@ -68,7 +68,7 @@ def plan(
     alone = 0 if paced and not on_gpus else have  # so many stages are timed as they are
     kept, skipped = [], []
     for p, m, name in product(stages, sorted(set(microbatches)), schedules or SCHEDULES):
-        too_few = problem.layers < len(parts_of(name, p, chunks)) and name in CHUNKED
+        too_few = p <= problem.layers < p * num_chunks(name, chunks)
         if not schedules and m >= 1 and (too_few or unfit(name, p, m, chunks)):
             continue
         small = replace(problem, batch=max(problem.batch // SMALLER, m), width=max(problem.width // SMALLER, 1))
