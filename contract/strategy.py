@@ -122,12 +122,12 @@ class Run:
     optimizer: str = "adamw"
     steps: int = 3
     microbatches: int = 4
-    schedule: str = "gpipe"
-    chunks: int = 2
     overlap: bool = True
     reshard: bool | None = None
     spelling: str = "best"
     device: str = "auto"
+    schedule: str = "gpipe"
+    chunks: int = 2
 
     def __post_init__(self) -> None:
         if problem := impossible(self):

@@ -29,7 +29,8 @@ QUICK = {
     "check": "check --width 256",
     "collectives": "bench collectives --size 4KiB --size 64KiB --size 1MiB --iterations 3 --budget 0.05",
     "steps": "bench steps --ranks 2 --iterations 6 --rounds 2 --batch 64 --width 512 --speed-batch 256",
-    "bubbles": "bench bubbles --microbatches 1 --microbatches 4 --iterations 3 --batch 512 --width 512 --layers 4",
+    "bubbles": "bench bubbles --stages 2 --schedule gpipe --microbatches 1 --microbatches 4 --iterations 3 --batch 512 "
+    "--width 512 --layers 4",
 }
 FULL = {
     "check": "check",
