@@ -18,19 +18,18 @@ from hypothesis import Phase, settings
 
 from contract import reference
 from contract.strategy import Run, RunResult, one_axis
-from shardiff.ranks import jax_devices as devices
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.torch_pool import workers
 from shardiff.system.machine import num_gpus
+from shared_tests import quick
 from shared_tests.meta import leftovers
-from shared_tests.quick import quick_compilation, quickly
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, report_multiple_bugs=False)
 settings.register_profile("unshrunk", settings.get_profile("repeatable"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("repeatable")
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch shares the GPU, where there is one
-devices.prepare(8, "auto")  # before anything uses jax
+quick.prepare(8)  # before anything uses jax
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background; what tests interrupt inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -60,12 +59,12 @@ def execute(pool: Workers) -> Execute:
     def compile_once(mesh: Any, run: Run, *rest: Any) -> Any:
         key = mesh, replace(run, steps=1)
         if key not in steps:
-            steps[key] = quickly(compile_step(mesh, run, *rest))
+            steps[key] = compile_step(mesh, run, *rest)
         return steps[key]
 
     def result(run: Run) -> RunResult:
         if run not in results:
-            with quick_compilation(), pytest.MonkeyPatch.context() as patch:
+            with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(jax_train, "compile_step", compile_once)
                 results[run] = torch_train.run(run, pool) if run.implementation == "torch" else jax_train.run(run)
         return results[run]

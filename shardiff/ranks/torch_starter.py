@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import os
 import select
 import signal
 import socket
+import sys
 import time
 import traceback
 import warnings
@@ -96,8 +98,22 @@ def _import_torch(count_gpus: bool) -> int:
         num_gpus = _count_gpus() if count_gpus else 0
         if not num_gpus:  # torch.optim imports it at first use, which takes a second
             importlib.import_module("torch._dynamo")
-    importlib.import_module("shardiff.ranks.torch_notes").watch(note_call, report_phase)
+    import_for_good("shardiff.ranks.torch_notes").watch(note_call, report_phase)
     return num_gpus
+
+
+def import_for_good(name: str) -> Any:
+    """Import a module and keep all objects that exist then from the garbage collector.
+
+    It would go through them in every rank, and thereby copy the pages that ranks share, which takes longer than many a
+    call.
+    """
+    known = name in sys.modules
+    module = importlib.import_module(name)
+    if not known:
+        gc.collect()
+        gc.freeze()
+    return module
 
 
 @contextmanager
@@ -126,7 +142,7 @@ def _count_gpus() -> int:
 def _fork(job: Job, control: socket.socket, sockets: list[socket.socket]) -> list[int]:
     """Start the ranks; their pids."""
     with suppress(BaseException):  # a rank meets the same error, and shows it
-        importlib.import_module(job.module or "builtins")
+        import_for_good(job.module or "builtins")
     pids, starter = [], os.getpid()
     for rank, sock in enumerate(sockets):
         sock.set_inheritable(False)
