@@ -20,6 +20,7 @@ from contract import reference
 from contract.strategy import Run, RunResult, one_axis
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.torch_pool import workers
+from shardiff.ranks.verdict import WorkerError
 from shardiff.system.machine import num_gpus
 from shared_tests import quick
 from shared_tests.meta import leftovers
@@ -44,16 +45,40 @@ def pool() -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="session")
-def execute(pool: Workers) -> Execute:
+def expected(request: pytest.FixtureRequest) -> dict[Run, list[Run]]:
+    """Run of a test's parameter `run` -> all torch runs that tests of its group take, on as many ranks."""
+    groups: dict[Any, dict[Run, None]] = {}
+    for item in request.session.items:
+        run = item.callspec.params.get("run") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else 0
+        if isinstance(run, Run) and run.implementation == "torch" and not item.get_closest_marker("gpu"):
+            groups.setdefault((group(item.nodeid), run.world_size), {})[run] = None
+    return {run: list(runs) for runs in groups.values() for run in runs}
+
+
+@pytest.fixture(scope="session")
+def execute(pool: Workers, expected: dict[Run, list[Run]]) -> Execute:
     """Runs any implementation. The same run is computed once, and its result must not be changed.
 
-    Runs that differ in the number of steps alone share one compiled step.
+    Runs that differ in the number of steps alone share one compiled step. Torch runs of a group are made in one call.
     """
     from jax_impl import train as jax_train
+    from shared_tests.on_ranks import train_all
     from torch_impl import train as torch_train
 
     results: dict[Run, RunResult] = {}
+    on_ranks: dict[Run, list[torch_train.RankResult]] = {}
     steps: dict[Any, Any] = {}
+
+    def in_torch(run: Run) -> RunResult:
+        if run not in on_ranks:
+            together = [run, *(other for other in expected.get(run, ()) if other not in on_ranks and other != run)]
+            try:
+                ranks = pool.call(train_all, together, world_size=run.world_size)
+            except WorkerError:
+                return torch_train.run(run, pool)  # one of them fails; if it is this one, it says so itself
+            on_ranks.update(zip(together, map(list, zip(*ranks, strict=True)), strict=True))
+        return torch_train.assemble(run, on_ranks[run])
+
     compile_step = jax_train.compile_step
 
     def compile_once(mesh: Any, run: Run, *rest: Any) -> Any:
@@ -66,7 +91,7 @@ def execute(pool: Workers) -> Execute:
         if run not in results:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(jax_train, "compile_step", compile_once)
-                results[run] = torch_train.run(run, pool) if run.implementation == "torch" else jax_train.run(run)
+                results[run] = in_torch(run) if run.implementation == "torch" else jax_train.run(run)
         return results[run]
 
     return result
