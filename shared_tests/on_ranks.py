@@ -17,6 +17,8 @@ from shardiff.tracing.merge import merge
 from shared_tests.edited import Edit, put_in_place
 from shared_tests.looks import Look, looking
 
+BEFORE_FORK = ("torch_impl.train", "torch_impl.traced", "torch._dynamo")
+
 
 def train_edited(device: torch.device, run: Run, module: str, edits: Sequence[Edit]) -> Any:
     """`torch_impl.train.train` with one module edited, permanently: a rank lives for one call."""
