@@ -30,7 +30,6 @@ settings.register_profile("unshrunk", settings.get_profile("repeatable"), phases
 settings.load_profile("repeatable")
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch shares the GPU, where there is one
-quick.prepare(8)  # before anything uses jax
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background; what tests interrupt inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -159,6 +158,8 @@ LONGEST = (
 def pytest_configure(config: pytest.Config) -> None:
     """The session fails if it leaves a process, a port, shared memory or a temporary file behind."""
     config.pluginmanager.register(leftovers)
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):  # not where workers run the tests
+        quick.prepare(8)  # before anything uses jax
     config.option.loadscopereorder = False  # pytest-xdist's, by number of tests, which says little here
 
 

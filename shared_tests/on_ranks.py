@@ -17,7 +17,7 @@ from shardiff.tracing.merge import merge
 from shared_tests.edited import Edit, put_in_place
 from shared_tests.looks import Look, looking
 
-BEFORE_FORK = ("torch_impl.train", "torch_impl.traced", "torch._dynamo")
+BEFORE_FORK = ("torch_impl.train", "torch_impl.traced", "shardiff.tracing.tracer")
 
 
 def train_edited(device: torch.device, run: Run, module: str, edits: Sequence[Edit]) -> Any:
