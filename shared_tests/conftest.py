@@ -17,7 +17,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from contract import reference
-from contract.strategy import Run, RunResult, one_axis
+from contract.strategy import AXES, Run, RunResult, one_axis
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.torch_pool import workers
 from shardiff.ranks.verdict import WorkerError
@@ -128,30 +128,35 @@ def execute_on_gpu() -> Iterator[Execute]:
         yield result
 
 
-# The groups that take longest, as measured: pytest-xdist begins with them, so that no worker ends with one alone.
+# The files that take longest, as measured: pytest-xdist begins with them, so that no worker ends with one alone.
 LONGEST = (
-    "test_equivalence-pipeline_parallel",
-    "test_mutants",
     "test_faults",
-    "test_fuzz",
-    "test_bad_options",
-    "test_bad_outputs",
-    "test_equivalence-data_parallel",
-    "test_trace_script",
-    "test_verify",
+    "test_composition",
     "test_diff",
-    "test_equivalence-tensor_parallel",
-    "test_equivalence-megatron_tensor_parallel",
+    "test_trace_script",
+    "test_equivalence",
+    "test_mutants",
     "test_targets",
     "test_launch",
-    "test_bench_collectives",
-    "test_bench_steps",
-    "test_bench_bubbles",
     "test_cli",
+    "test_trace",
+    "test_packaging",
+    "test_trace_api",
     "test_torchrun",
     "test_launch_scripts",
+    "test_collectives",
+    "test_compile",
+    "test_bench_collectives",
+    "test_bench_steps",
+    "test_interrupt",
     "test_jax_launch",
-    "test_trace",
+    "test_verify",
+    "test_sides",
+    "test_api",
+    "test_gpu_calls",
+    "test_report",
+    "test_staged",
+    "test_bench_bubbles",
 )
 
 
@@ -170,7 +175,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="this machine has no NVIDIA GPU"))
     places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(group(item.nodeid), len(LONGEST)))
+    items.sort(key=lambda item: places.get(group(item.nodeid).partition("-")[0], len(LONGEST)))
 
 
 def group(nodeid: str) -> str:
@@ -178,7 +183,7 @@ def group(nodeid: str) -> str:
     name, _, case = nodeid.partition("::")
     if (stem := Path(name).stem) != "test_equivalence":
         return stem
-    strategy = re.search(r"single_device|(data|(megatron_)?tensor|pipeline)_parallel", case.partition("[")[2])
+    strategy = re.search("|".join(AXES), case.partition("[")[2])
     return f"{stem}-{strategy[0] if strategy else 'pipeline_parallel'}"
 
 

@@ -258,9 +258,11 @@ def small_runs(draw, implementation, strategies):
 @pytest.mark.parametrize(
     ("implementation", "strategies", "examples"),
     [
-        *(("torch", (strategy,), 8) for strategy in STRATEGIES),
-        ("shard_map", STRATEGIES, 6),
-        ("annotated", STRATEGIES, 6),
+        *(pytest.param("torch", (strategy,), 8, id=f"torch-{strategy}") for strategy in STRATEGIES),
+        *(
+            pytest.param(implementation, STRATEGIES, 6, id=implementation)
+            for implementation in ("shard_map", "annotated")
+        ),
     ],
 )
 def test_every_run_that_can_work_equals_the_reference(implementation, strategies, examples, execute, reference_of):
