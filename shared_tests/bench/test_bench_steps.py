@@ -19,6 +19,7 @@ from contract.problem import Problem
 from contract.strategy import STRATEGIES, Run, one_axis
 from shared_tests.bench.pools import shared
 
+BEFORE_FORK = ("benchmarks.steps.torch", "torch._dynamo")
 SMALL = Problem(batch=8, width=16, layers=4)
 
 
