@@ -196,7 +196,7 @@ class Tracer:
         if moved is None and at.unit is not None:
             gathered = call.op == "all_gather"
             moved = ("parameter", at.unit) if gathered else ("gradient", f"gradients of {at.unit}")
-        moves, detail = moved or (None, next((path for path in reversed(running) if path), None))
+        moves, detail = moved or (None, at.about or next((path for path in reversed(running) if path), None))
         return self.note(replace(call, phase=phase, detail=detail, moves=moves))
 
     def expect(self, result: Any, positions: list[int]) -> None:

@@ -44,6 +44,12 @@ def in_setup(frame: FrameType) -> bool:
     return frame.f_code.co_qualname in SETUP
 
 
+def arranges_buckets(frame: FrameType) -> bool:
+    """Whether this frame, the innermost of Python's, is of a DistributedDataParallel that tells all ranks, once, how it
+    has arranged the gradients in buckets: after the first backward pass, and before the next forward pass."""
+    return frame.f_code.co_qualname == "DistributedDataParallel._pre_forward"
+
+
 def fsdp_unit(frame: FrameType) -> str | None:
     """The module, by its path, of the FSDP2 unit that this frame, one of torch's, works for."""
     if not frame.f_code.co_qualname.startswith("FSDPParamGroup."):

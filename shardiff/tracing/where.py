@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from shardiff.tracing.libraries import fsdp_unit, in_setup
+from shardiff.tracing.libraries import arranges_buckets, fsdp_unit, in_setup
 
 TORCH = str(Path(torch.__file__).parent)
 NOT_THE_USER = (TORCH, str(Path(__file__).parents[1]), "<frozen", "<eval_with_key>")
@@ -23,7 +23,8 @@ LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib"
 class Where:
     """source: the user's line as file:line; where a library other than torch made the call, that library's line follows
     it. functions: the names of torch's functions that run. setup: one of them sets up. unit: the path of the module
-    whose FSDP2 unit asks. differentiable: a torch.autograd.Function runs. reducer: the call is made by C++ alone."""
+    whose FSDP2 unit asks. differentiable: a torch.autograd.Function runs. reducer: the call is made by C++ alone.
+    about: what a call is about that moves no data of the program's."""
 
     source: str | None = None
     functions: set[str] = field(default_factory=set)
@@ -31,6 +32,7 @@ class Where:
     unit: str | None = None
     differentiable: bool = False
     reducer: bool = False
+    about: str | None = None
 
 
 def where() -> Where:
@@ -52,7 +54,8 @@ def where() -> Where:
                 found.functions.add(code.co_name)
             if first and not name.endswith(DISPATCHING):
                 found.reducer, first = code.co_name == "_engine_run_backward", False
-            found.setup = found.setup or in_setup(frame)
+                found.about = "which gradients are in which bucket" if arranges_buckets(frame) else None
+            found.setup = found.setup or found.about is not None or in_setup(frame)
             found.unit = found.unit or fsdp_unit(frame)
             found.differentiable = found.differentiable or (code.co_name == "apply" and name.endswith("function.py"))
         frame = frame.f_back
