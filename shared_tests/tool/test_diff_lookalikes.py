@@ -81,6 +81,19 @@ LOOKS_ALIKE = {
         [derived(over("all_gather", 128, BOTH, "forward"), "shard_map/all_gather")],
     ),
     "an exchange that the program asks for": ([], [derived(over("all_to_all", 64, BOTH), "shard_map/all_to_all")]),
+    "a sum too few in the forward pass, where no addends are added up": (
+        [rec("all_reduce", 64, "forward")],
+        [derived(rec("all_reduce", 64, "forward"))] * 2,
+    ),
+    "a count, which is no loss": ([rec("all_reduce", 64)], [derived(rec("all_reduce", 4, dtype="int32"))]),
+    "a loss that both sum, and one of them twice": (
+        [rec("all_reduce", 64), rec("all_reduce", 4)],
+        [derived(rec("all_reduce", 64)), derived(rec("all_reduce", 4)), derived(rec("all_reduce", 4, "forward"))],
+    ),
+    "a loss that one of two traced programs sums": (
+        [rec("all_reduce", 64)],
+        [rec("all_reduce", 64), rec("all_reduce", 4)],
+    ),
     "executions of a loop that is no pipeline's": (
         [rec("all_reduce", 64)] * 2,
         [looped(rec("all_reduce", 64), 4)],

@@ -151,6 +151,16 @@ EXPLAINED = {
         [rec("all_reduce", 64)] * 3,
         [derived(rec("all_reduce", 64))],
     ),
+    "calls that a trace cannot tell apart, added first": (
+        {"added_first"},
+        [replace(rec("all_reduce", 64), executions=Executions(3, 3))],
+        [derived(rec("all_reduce", 64))],
+    ),
+    "the loss of the whole batch": (
+        {"global_value"},
+        [rec("all_reduce", 64)],
+        [derived(rec("all_reduce", 68, parts=(64, 4)))],
+    ),
     "bubble ticks": ({"loop", "bubble_ticks"}, [permute(8, [(0, 1)])] * 2, [permute(8, [(0, 1)], times=3)]),
     "one sum over two axes": (
         {"joined_axes"},
