@@ -87,9 +87,12 @@ def is_ddp(module: nn.Module) -> bool:
     return isinstance(module, nn.parallel.DistributedDataParallel)
 
 
+graph_task = torch._C._current_graph_task_id  # that autograd's engine works on in this thread; -1 for none
+
+
 def backward_runs() -> bool:
     """Whether autograd's engine runs in this thread now."""
-    return torch._C._current_graph_task_id() != -1
+    return graph_task() != -1
 
 
 def next_leaves() -> list[torch.Tensor]:

@@ -43,11 +43,11 @@ def where() -> Where:
     while frame is not None:
         code = frame.f_code
         name = code.co_filename
-        if not frame.f_globals.get("__tracebackhide__") and (file := user_file(name)):
-            line = f"{file}:{frame.f_lineno}"
-            if not name.startswith(LIBRARIES):
-                found.source = found.source or (f"{line} ({library})" if library else line)
-            elif library is None:
+        if (file := user_file(name)) and not frame.f_globals.get("__tracebackhide__"):
+            if found.source is None and not name.startswith(LIBRARIES):
+                line = f"{file}:{frame.f_lineno}"
+                found.source = f"{line} ({library})" if library else line
+            elif library is None and name.startswith(LIBRARIES):
                 library = f"{Path(name).parent.name}/{Path(name).name}:{frame.f_lineno}"
         elif name.startswith(TORCH):
             if not found.source and not library:
