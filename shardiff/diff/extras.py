@@ -184,10 +184,13 @@ def row_of(found: Match, of: list[Atom], rule: str) -> None:
 
 
 def weights(found: Match, side: int) -> None:
-    """Weights that one side gathers, and whose gradients it scatters, where the other exchanges activations."""
-    gathers = [a for a in found.open(side, "all_gather") if a.moves == "parameter"]
+    """Weights that one side gathers, and whose gradients it scatters, where the other exchanges activations.
+
+    Where the other side gathers weights over these ranks too, it does not do one instead of the other.
+    """
+    gathers, others = ([a for a in found.open(s, "all_gather") if a.moves == "parameter"] for s in (side, 1 - side))
     for first in gathers:
-        if not first.left:
+        if not first.left or any(same_ranks(a, first) for a in others):
             continue
         mine = [a for a in gathers if a.left and same_ranks(a, first)]
         sizes = {a.elements for a in mine}
@@ -202,27 +205,35 @@ def weights(found: Match, side: int) -> None:
             for op in ("all_gather", "reduce_scatter", "all_reduce")
             for a in found.open(1 - side, op)
             if same_ranks(a, first) and a.moves not in ("parameter", "gradient")
+            if a.op == "all_gather"
+            or a.elements not in sizes
+            or a.record.phase == "forward"  # else a weight's gradient
         ]
         if theirs and (first.record.computation is not None or any(by_compiler(a.record) for a in theirs)):
             row_of(found, [*mine, *scattered, *theirs], "weight_gathered")
 
 
 def tokens(found: Match, side: int) -> None:
-    """Gathers and scattered sums of `side` where the other side has all_to_alls over the same ranks and no such."""
-    for phase in ("forward", "backward"):
-        exchanged = [a for a in found.open(1 - side, "all_to_all") if a.record.phase == phase]
-        for first in exchanged:
-            if not first.left:
-                continue
-            theirs = [a for a in exchanged if a.left and same_ranks(a, first)]
+    """Gathers and scattered sums of `side`, one for each all_to_all of the other over the same ranks in that phase.
+
+    What stands for an exchange moves all tokens where it moved some, so it is no smaller, and of the same kind.
+    """
+    for theirs in found.open(1 - side, "all_to_all"):
+        while theirs.left:
             mine = [
                 a
                 for op in ("all_gather", "reduce_scatter", "all_reduce")
                 for a in found.open(side, op)
-                if a.record.phase == phase and same_ranks(a, first) and by_compiler(a.record)
+                if a.record.phase == theirs.record.phase and same_ranks(a, theirs) and by_compiler(a.record)
+                if a.elements >= theirs.elements and kind_of(a.dtype) == kind_of(theirs.dtype)
+                if a.moves not in ("parameter", "gradient")
             ]
-            if mine:
-                row_of(found, [*mine, *theirs], "gather_and_scatter")
+            if not mine:
+                break
+            largest = max(mine, key=lambda a: a.elements)
+            times = min(largest.left, theirs.left)
+            rules = {"gather_and_scatter"} | (overlooked(largest, theirs) & {"dtype", "more_groups"})
+            found.link([(largest, times), (theirs, times)], rules, extra=True)
 
 
 def resharded(found: Match, side: int) -> None:

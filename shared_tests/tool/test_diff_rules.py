@@ -209,8 +209,8 @@ EXPLAINED = {
     ),
     "tokens gathered whole": (
         {"gather_and_scatter"},
-        [over("all_to_all", 64, BOTH, "forward")] * 2,
-        [derived(over("all_gather", 128, BOTH, "forward")), derived(over("reduce_scatter", 128, BOTH, "forward"))],
+        [over("all_to_all", 64, BOTH, "forward")],
+        [derived(over("all_gather", 128, BOTH, "forward"))],
     ),
     "weights gathered": (
         {"weight_gathered"},
