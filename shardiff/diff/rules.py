@@ -62,8 +62,8 @@ def sentence(rule: str, left: Sequence[Record], right: Sequence[Record], labels:
     """What became of the records of a row under one rule, and why that is equal. labels: what the sides are called."""
 
     def types(records: Sequence[Record]) -> str:
-        found = [part.dtype for record in records for part in record.parts] or [record.dtype for record in records]
-        return "/".join(sorted(set(found)))
+        found = {kind for record in records for kind in [part.dtype for part in record.parts] or [record.dtype]}
+        return "/".join(sorted(found))
 
     def phases(records: Sequence[Record]) -> str:
         return "/".join(sorted({record.phase for record in records}, key=PHASES.index))

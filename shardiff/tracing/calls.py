@@ -64,7 +64,8 @@ class Call:
         """Inverse of `to_json`, also after a trip through JSON, which turns tuples into lists."""
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         values["shapes"] = tuple(map(tuple, fields.get("shapes", ())))
-        values["parts"] = tuple(Part(**part) for part in fields.get("parts", ()))
+        parts = fields.get("parts", ())
+        values["parts"] = tuple(Part(**part | {"shape": part["shape"] and tuple(part["shape"])}) for part in parts)
         return Call(**values)
 
 

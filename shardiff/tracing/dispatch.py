@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardiff.tracing.calls import MESSAGES, Call, filled
 from shardiff.tracing.libraries import modes
-from shardiff.tracing.names import Names
+from shardiff.tracing.names import Names, parts_of_unit
 from shardiff.tracing.operators import OPERATORS, calls_of, is_fake, short_name, tensors_in
 from shardiff.tracing.phases import Phases
 from shardiff.tracing.values import Values
@@ -201,6 +201,7 @@ class Tracer:
         if moved is None and at.unit is not None:
             gathered = call.op == "all_gather"
             moved = ("parameter", at.unit) if gathered else ("gradient", f"gradients of {at.unit}")
+            filled(call, parts=call.parts or parts_of_unit(at.params, call))
         moves, detail = moved or (None, at.about or next((path for path in reversed(running) if path), None))
         return self.note(filled(call, phase=phase, detail=detail, moves=moves))
 

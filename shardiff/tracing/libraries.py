@@ -58,6 +58,16 @@ def fsdp_unit(frame: FrameType) -> str | None:
     return None if name is None else name or "the root module"
 
 
+def fsdp_params(frame: FrameType) -> list[tuple[str, tuple[int, ...], int]]:
+    """The parameters of that unit in the order of its buckets: path, shape, and elements of a rank's padded shard."""
+    with suppress(Exception):
+        return [
+            (p._param_fqn or "", tuple(p._orig_size), p.padded_sharded_param_size.numel())
+            for p in frame.f_locals["self"].fsdp_params
+        ]
+    return []
+
+
 def ddp_buckets(module: nn.Module) -> list[tuple[int, list[str]]]:
     """The buckets of a DistributedDataParallel, as they are sent: bytes, and whose gradients are in each.
 

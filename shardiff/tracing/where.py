@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from shardiff.tracing.libraries import arranges_buckets, fsdp_unit, in_setup
+from shardiff.tracing.libraries import arranges_buckets, fsdp_params, fsdp_unit, in_setup
 
 TORCH = str(Path(torch.__file__).parent)
 NOT_THE_USER = (TORCH, str(Path(__file__).parents[1]), "<frozen", "<eval_with_key>")
@@ -24,7 +24,7 @@ class Where:
     """source: the user's line as file:line; where a library other than torch made the call, that library's line follows
     it. functions: the names of torch's functions that run. setup: one of them sets up. unit: the path of the module
     whose FSDP2 unit asks. differentiable: a torch.autograd.Function runs. reducer: the call is made by C++ alone.
-    about: what a call is about that moves no data of the program's."""
+    about: what a call is about that moves no data of the program's. params: the unit's, as `fsdp_params` has them."""
 
     source: str | None = None
     functions: set[str] = field(default_factory=set)
@@ -33,6 +33,7 @@ class Where:
     differentiable: bool = False
     reducer: bool = False
     about: str | None = None
+    params: list[tuple[str, tuple[int, ...], int]] = field(default_factory=list)
 
 
 def where() -> Where:
@@ -56,7 +57,8 @@ def where() -> Where:
                 found.reducer, first = code.co_name == "_engine_run_backward", False
                 found.about = "which gradients are in which bucket" if arranges_buckets(frame) else None
             found.setup = found.setup or found.about is not None or in_setup(frame)
-            found.unit = found.unit or fsdp_unit(frame)
+            if found.unit is None and (unit := fsdp_unit(frame)) is not None:
+                found.unit, found.params = unit, fsdp_params(frame)
             found.differentiable = found.differentiable or (code.co_name == "apply" and name.endswith("function.py"))
         frame = frame.f_back
     found.source = found.source or library

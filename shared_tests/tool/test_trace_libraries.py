@@ -137,6 +137,19 @@ def test_fsdp2s_units_are_named_in_both_passes(programs: dict[str, Program]) -> 
     }
 
 
+def test_fsdp2s_buckets_have_the_parameters_as_parts(programs: dict[str, Program]) -> None:
+    sizes = {
+        "0": (("0.weight", (8, 4), 128), ("0.bias", (8,), 32)),
+        "2": (("2.weight", (4, 8), 128), ("2.bias", (4,), 16)),
+    }
+    for record in programs["fsdp2"].steps[-1]:
+        unit = (record.detail or "").removeprefix("gradients of ")
+        told = [(part.detail, part.shape, part.bytes, part.moves) for part in record.parts]
+        prefix, moves = ("", "parameter") if record.op == "all_gather" else ("gradient of ", "gradient")
+        assert told == [(f"{prefix}{name}", shape, size, moves) for name, shape, size in sizes[unit]]
+        assert record.payload_bytes == sum(part.bytes for part in record.parts)
+
+
 def test_what_stages_ask_of_each_other_first_is_set_up(programs: dict[str, Program]) -> None:
     program = programs["pipeline"]
     assert all(part.counts() == {"collective_permute": 4} for part in program.steps)

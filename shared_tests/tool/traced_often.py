@@ -1,7 +1,7 @@
 """`make traces`: plain scripts of DDP, FSDP2 and DTensor, traced 50 times. None may hang, say or end otherwise.
 
 Each is run without a trace first. A trace must end within LIMIT seconds with the script's own status, and its ranks
-must print what they printed before, to the last bit of the loss. Every other trace is with --verify, every third with
+must print what they printed before, to the last bit of the loss. Half of the traces are with --verify, a third with
 PYTHONWARNINGS=error. Scripts run at module level and inside a function, and end with status 0 or another one. The
 result is `traced_often.md` beside this file.
 """
@@ -59,7 +59,8 @@ fully_shard(net, mesh=mesh)""",
     "dtensor": f"""
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-mesh = init_device_mesh("cpu", (2,)){MODEL}parallelize_module(net, mesh, {{"0": ColwiseParallel(), "2": RowwiseParallel()}})
+plan = {{"0": ColwiseParallel(), "2": RowwiseParallel()}}
+mesh = init_device_mesh("cpu", (2,)){MODEL}parallelize_module(net, mesh, plan)
 """,
 }
 
@@ -93,7 +94,11 @@ def trials(count: int) -> Iterator[Trial]:
     names = list(MODELS)
     for i in range(count):
         yield Trial(
-            names[i % 3], i // 3 % 2 == 1, 5 if i % 5 == 4 else 0, i % 2 == 1, "error" if i % 3 == i // 9 % 3 else ""
+            names[i % 3],
+            i // 3 % 2 == 1,
+            5 if i % 5 == 4 else 0,
+            i // 6 % 2 == 1,
+            "error" if i % 3 == i // 9 % 3 else "",
         )
 
 
@@ -149,8 +154,9 @@ def report(results: list[tuple[Trial, str | None]], seconds: float) -> str:
     lines = [
         "# Plain scripts, traced often",
         "",
-        f"{len(wrong)} of {len(results)} traces hang or change the script's output or status. On 2 ranks each, with torch",
-        f"{version('torch')} and Python {sys.version.split()[0]}, in {seconds / 60:.0f} minutes; `make traces` does it again.",
+        f"{len(wrong)} of {len(results)} traces hang or change the script's output or status. On 2 ranks each, with",
+        f"torch {version('torch')} and Python {sys.version.split()[0]}, in {seconds / 60:.0f} minutes; `make traces`",
+        "does it again.",
         "",
         "| script | traces | with --verify | with PYTHONWARNINGS=error | with another status than 0 | wrong |",
         "|---|---|---|---|---|---|",
