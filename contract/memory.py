@@ -60,12 +60,15 @@ def _bytes(run: Run, parts: Sequence[Part]) -> int:
 
 
 def gathered(run: Run, rank: int) -> int:
-    """Bytes of the layers' w that are gathered for the forward pass and kept for the backward pass."""
+    """Bytes of the layers' w that are gathered for the forward pass and kept for the backward pass.
+
+    The first layer's is not kept, because its input needs no gradient.
+    """
     gathers = [a.size for a in run.axes if strategies.gathers(a.strategy)]
     if not gathers or run.gathered_again:
         return 0
     mine = share(run, rank)
-    return prod(gathers) * sum(mine.elements(part)[0] for part in mine.parts) * BYTES[run.problem.dtype]
+    return prod(gathers) * sum(mine.elements(part)[0] for part in mine.parts if part.layer) * BYTES[run.problem.dtype]
 
 
 def activations(run: Run, rank: int) -> int:

@@ -24,7 +24,7 @@ def nbytes(tensors: Iterable[Tensor | None]) -> int:
 
 def held(leaves: list[Tensor], optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Bytes of parameters, gradients and optimizer state after a step."""
-    state = [v for p in leaves for v in optimizer.state[p].values() if isinstance(v, Tensor)]
+    state = [v for of_leaf in optimizer.state.values() for v in of_leaf.values() if isinstance(v, Tensor)]
     return {
         "parameters": nbytes(leaves),
         "gradients": nbytes(p.grad for p in leaves),
@@ -35,19 +35,21 @@ def held(leaves: list[Tensor], optimizer: torch.optim.Optimizer) -> dict[str, in
 def kept_for_backward(step: Callable[[], Any], not_counted: list[Tensor]) -> int | None:
     """The most bytes that autograd keeps at any time of a step, but for `not_counted` (parameters and batch).
 
-    None where parameters are DTensors: what autograd then keeps are wrappers without storage.
+    None where DTensors are used: what autograd then keeps are wrappers without storage.
     """
     if any(isinstance(t, DTensor) for t in not_counted):
         return None
     known = {t.untyped_storage().data_ptr() for t in not_counted}
     uses: Counter[int] = Counter()
     now = most = 0
+    wrapped = False
 
     class Kept:
         def __init__(self, t: Tensor) -> None:
-            nonlocal now, most
+            nonlocal now, most, wrapped
+            wrapped = wrapped or isinstance(t, DTensor)
             self.tensor = t.detach()  # not t itself: an operation that keeps its own output would never be freed
-            storage = self.tensor.untyped_storage()
+            storage = local(self.tensor).untyped_storage()
             self.key, self.size = storage.data_ptr(), storage.nbytes()
             uses[self.key] += 1
             if uses[self.key] == 1 and self.key not in known:
@@ -62,4 +64,4 @@ def kept_for_backward(step: Callable[[], Any], not_counted: list[Tensor]) -> int
 
     with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
         step()
-    return most
+    return None if wrapped else most
