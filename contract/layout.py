@@ -40,14 +40,15 @@ def unit_of(run: Run) -> int:
 
 def share(run: Run, rank: int) -> Share:
     """What a rank works on in one step."""
-    at, parts = run.mesh.coordinates(rank), tuple(layout(run)[rank])
+    at = run.mesh.coordinates(rank)
+    held = tuple(layout(run)[rank]), tuple(layout(run, "gradients")[rank])
     rows = run.problem.batch
     for axis in reversed(run.nested):
         rows = strategies.of(axis.strategy).rows(rows, axis.size)[at[axis.name]]
     _, features = kept(run, rank)
     program = run.implementation, run.gathered_again
     if "pipeline_parallel" not in run.strategies:
-        return Share(run.problem, parts, (Pass(rows),), (rows,), int(features), *program)
+        return Share(run.problem, *held, (Pass(rows),), (rows,), int(features), *program)
     stages, first = run.size("pipeline_parallel"), at["pp"] == 0
     if run.implementation == "torch":
         microbatches = tuple(split_sizes(rows, run.microbatches))
@@ -57,7 +58,7 @@ def share(run: Run, rank: int) -> Share:
         ticks = run.microbatches + stages - 1
         derived = run.implementation == "annotated"
         passes = [Pass(microbatches[0], True, (derived or 0 < tick) and stages > 1) for tick in range(ticks)]
-    return Share(run.problem, parts, tuple(passes), microbatches, int(features), *program)
+    return Share(run.problem, *held, tuple(passes), microbatches, int(features), *program)
 
 
 def batch_shares(run: Run) -> int:

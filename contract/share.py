@@ -110,7 +110,7 @@ def uneven_rows(name: str, asked: Asked, n: int) -> str | None:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank works on: the parameters that it holds, and the passes that it makes in one step.
+    """What one rank works on: the parameters and the gradients that it holds, and the passes that it makes in one step.
 
     microbatches: the rows of each. In torch each microbatch is one pass of a pipeline's stage; in JAX a stage makes one
     pass in every tick. features: of an activation that is passed on, as this rank holds it. gathered_again:
@@ -120,6 +120,7 @@ class Share:
 
     problem: Problem
     parts: tuple[Part, ...]
+    gradients: tuple[Part, ...]
     passes: tuple[Pass, ...]
     microbatches: tuple[int, ...]
     features: int

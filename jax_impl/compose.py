@@ -23,7 +23,7 @@ from contract.layout import batch_shares, padded_rows, unit_of
 from contract.problem import Batch, Layer, pad_batch, split_microbatches
 from contract.strategy import Run
 from jax_impl import model
-from jax_impl.collectives import varying
+from jax_impl.collectives import all_reduce, varying
 from jax_impl.mesh import place, shardings
 from jax_impl.model import MLP, annotation_specs, batch_annotations, is_layer, squared_error, stack_stages
 
@@ -147,11 +147,16 @@ def loss_and_grads(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> t
 
     @jax.shard_map(mesh=mesh, in_specs=(params_specs(run), batch_specs(run)), out_specs=(P(), specs))
     def of_rank(params: list[Layer], batch: Batch) -> tuple[Array, list[Layer]]:
-        split_later = [s for s in load(run) if hasattr(s, "gradients")]
-        for strategy in split_later:  # so that the gradients are this rank's part of the sum, which is not derived
+        strategies = load(run)
+        scatters = [s for s in strategies if hasattr(s, "gradients")]
+        replicates = [s for s in strategies if scatters and getattr(s, "REPLICATED", False)]
+        for strategy in (*scatters, *replicates):  # so that no sum is derived: gradients are this rank's part of it
             params = jax.tree.map(lambda p, axis=strategy.AXIS: varying(p, axis), params)
-        value, grads = jax.value_and_grad(share_of_rank)(params, batch, mesh, run)
-        return value, map_layers(lambda layer: chain(split_later, "gradients", layer), grads, run)
+        value, grads = jax.value_and_grad(share_of_rank)(params, batch, mesh, run, skip=replicates)
+        grads = map_layers(lambda layer: chain(scatters, "gradients", layer), grads, run)
+        for strategy in replicates:  # only the shards are summed over replicas
+            grads = jax.tree.map(lambda g, axis=strategy.AXIS: all_reduce(g, axis), grads)
+        return value, grads
 
     return of_rank(params, batch)
 
@@ -171,18 +176,19 @@ def per_rank(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
     )
 
 
-def share_of_rank(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
-    """The loss, inside shard_map: the same on every rank."""
+def share_of_rank(params: list[Layer], batch: Batch, mesh: Mesh, run: Run, skip: Strategies = ()) -> Array:
+    """The loss, inside shard_map: the same on every rank. skip: whose `weights` are not used."""
     strategies = load(run)
+    changes_weights = [s for s in strategies if s not in skip]
     forward = next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
     if (pipeline := pipeline_of(strategies)) is None:
-        used = functools.partial(chain, strategies, "weights")
+        used = functools.partial(chain, changes_weights, "weights")
         if (policies := [s.GATHERED for s in strategies if hasattr(s, "GATHERED")]) and run.gathered_again:
             out = by_units(lambda layers, x: forward(map(used, layers), x), params, batch.x, unit_of(run), policies[0])
         else:
             out = forward(map(used, params), batch.x)
         return chain(strategies, "total", squared_error(out, batch))
-    layers = [chain(strategies, "weights", Layer(w[0], b[0])) for w, b in params]
+    layers = [chain(changes_weights, "weights", Layer(w[0], b[0])) for w, b in params]
     stages = mesh.shape[pipeline.AXIS]
     stage = stage_of(forward, layers, lax.axis_index(pipeline.AXIS), run, stages)
     return chain(strategies, "total", pipeline.execute(stage, squared_error, batch, stages))

@@ -21,6 +21,7 @@ from contract.schedule import Action, actions, gpipe
 from contract.strategy import Run
 from torch_impl import model
 from torch_impl.buckets import overlapped_all_reduce
+from torch_impl.collectives import all_reduce
 from torch_impl.gather_again import gathered_again
 from torch_impl.mesh import Mesh
 from torch_impl.model import clear_grads, squared_error, take_grads
@@ -94,7 +95,8 @@ def loss_and_grads(
             passes(strategies, params, batch, mesh, run, sums.add, used=ahead.layers)
         ahead.finish()
         return sums.result(), list(take_grads(params))
-    deferred = replicated[:1] if run.overlap else []
+    scatters = any(hasattr(s, "gradients") for s in strategies)
+    deferred = replicated[:1] if run.overlap and not scatters else []
     others = [s for s in strategies if s not in deferred]
     sums = Sums(others, mesh)
     beside: AbstractContextManager[None] = nullcontext()
@@ -102,9 +104,14 @@ def loss_and_grads(
         sums.total = total = batch.weight.new_zeros(())
         times = run.microbatches if pipeline else 1
         beside = overlapped_all_reduce(total, sums.settle, params, times, mesh.group(deferred[0].AXIS))
+    summed_later = replicated if scatters else []  # over replicas only the shards are summed
     with beside, again:
-        passes(others, params, batch, mesh, run, sums.add, **watched)
-    return sums.result(), [chain(others, "gradients", layer, mesh) for layer in take_grads(params)]
+        passes([s for s in others if s not in summed_later], params, batch, mesh, run, sums.add, **watched)
+    grads = [chain(others, "gradients", layer, mesh) for layer in take_grads(params)]
+    for strategy in summed_later:
+        for grad in (g for layer in reversed(grads) for g in reversed(layer)):
+            all_reduce(grad, mesh.group(strategy.AXIS))
+    return sums.result(), grads
 
 
 class Sums:
