@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from benchmarks.steps import peers, peers_sharded
 from benchmarks.steps.peers import Maker, Step
@@ -82,11 +82,20 @@ def peer(name: str, mesh: DeviceMesh, run: Run, device: torch.device) -> Contest
         return loss
 
     def final() -> list[Tensor]:
-        whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in leaves]
-        layers = [Layer(w.detach().T, b.detach()) for w, b in zip(whole[::2], whole[1::2], strict=True)]
+        gathered = [whole(p.detach()) for p in leaves]
+        layers = [Layer(w.T, b) for w, b in zip(gathered[::2], gathered[1::2], strict=True)]
         if name not in CUT:
             layers = split_params(layers, of_device_mesh(mesh, run), run)
         return [p for layer in layers for p in layer]
 
     mine = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer  # which has the state
     return Contestant(update, leaves, mine, final)
+
+
+def whole(p: Tensor) -> Tensor:
+    """All of a DTensor, gathered over one axis after the other: at once, FSDP2's shards of tp's shards would warn."""
+    if not isinstance(p, DTensor):
+        return p
+    for i in range(p.device_mesh.ndim):
+        p = p.redistribute(placements=[*[Replicate()] * (i + 1), *p.placements[i + 1 :]])
+    return p.to_local()

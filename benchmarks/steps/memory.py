@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 
 
 def local(t: Tensor) -> Tensor:
@@ -35,7 +36,7 @@ def held(leaves: list[Tensor], optimizer: torch.optim.Optimizer) -> dict[str, in
 def kept_for_backward(step: Callable[[], Any], not_counted: list[Tensor]) -> int | None:
     """The most bytes that autograd keeps at any time of a step, but for `not_counted` (parameters and batch).
 
-    None where DTensors are used: what autograd then keeps are wrappers without storage.
+    None where autograd keeps DTensors or other wrappers, which have no storage of their own.
     """
     if any(isinstance(t, DTensor) for t in not_counted):
         return None
@@ -47,10 +48,12 @@ def kept_for_backward(step: Callable[[], Any], not_counted: list[Tensor]) -> int
     class Kept:
         def __init__(self, t: Tensor) -> None:
             nonlocal now, most, wrapped
-            wrapped = wrapped or isinstance(t, DTensor)
             self.tensor = t.detach()  # not t itself: an operation that keeps its own output would never be freed
-            storage = local(self.tensor).untyped_storage()
-            self.key, self.size = storage.data_ptr(), storage.nbytes()
+            self.key = self.size = 0
+            if type(t) in (Tensor, Parameter):
+                storage = self.tensor.untyped_storage()
+                self.key, self.size = storage.data_ptr(), storage.nbytes()
+            wrapped = wrapped or not self.key
             uses[self.key] += 1
             if uses[self.key] == 1 and self.key not in known:
                 now += self.size

@@ -39,11 +39,11 @@ class MLP(nn.Module):
         for w, b in params:
             linear = nn.Linear(*w.shape, device="meta")
             linear.weight, linear.bias = nn.Parameter(w.T.contiguous()), nn.Parameter(b.clone())
-            self.layers.append(linear)
+            self.layers.append(nn.Sequential(linear, nn.GELU()))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = nn.functional.gelu(layer(x))
+            x = layer(x)
         return x
 
 
@@ -107,7 +107,7 @@ def tensor_parallel_model(mesh: DeviceMesh, run: Run, device: torch.device) -> n
         return RowwiseParallel() if i % 2 else ColwiseParallel()
 
     if "tp" in run.mesh.names:
-        parallelize_module(model, mesh["tp"], {f"layers.{i}": style(i) for i in range(run.problem.layers)})
+        parallelize_module(model, mesh["tp"], {f"layers.{i}.0": style(i) for i in range(run.problem.layers)})
     return model
 
 
