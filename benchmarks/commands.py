@@ -16,7 +16,19 @@ import typer
 
 from benchmarks.bubbles.command import bubbles
 from benchmarks.collectives.command import collectives
-from benchmarks.options import BATCH, DEVICE, DTYPE, JSON, LAYERS, MICROBATCHES, RESHARD, WIDTH, reshard_of
+from benchmarks.options import (
+    BATCH,
+    CHUNKS,
+    DEVICE,
+    DTYPE,
+    JSON,
+    LAYERS,
+    MICROBATCHES,
+    RESHARD,
+    SCHEDULE,
+    WIDTH,
+    reshard_of,
+)
 from benchmarks.report.command import report
 from benchmarks.steps.command import steps
 from shardiff.cli.answers import TIMEOUT, check_timeout, one_of, refuse, repeatable
@@ -63,6 +75,8 @@ def check(
     width: Annotated[int, WIDTH] = 1024,
     layers: Annotated[int, LAYERS] = 4,
     microbatches: Annotated[int, MICROBATCHES] = 4,
+    schedule: Annotated[str, SCHEDULE] = "gpipe",
+    chunks: Annotated[int, CHUNKS] = 2,
     reshard: Annotated[str | None, RESHARD] = None,
     device: Annotated[str, DEVICE] = "auto",
     timeout: Annotated[float, TIMEOUT] = 30.0,
@@ -75,12 +89,11 @@ def check(
     from benchmarks import check as checking
     from benchmarks import memory_limit
     from contract.problem import Problem
-    from contract.strategy import IMPLEMENTATIONS
     from shardiff.system import environment, memory
 
     try:
         runs = checking.plan(
-            implementation or IMPLEMENTATIONS,
+            implementation or (),
             strategy or (),
             degree or (),
             dtype or ("float32",),
@@ -89,6 +102,8 @@ def check(
             mesh or (),
             steps=steps,
             microbatches=microbatches,
+            schedule=schedule,
+            chunks=chunks,
             reshard=reshard_of(reshard),
             device=device,
         )
@@ -198,6 +213,8 @@ def diff(
     width: Annotated[int, WIDTH] = 1024,
     layers: Annotated[int, LAYERS] = 4,
     microbatches: Annotated[int, MICROBATCHES] = 4,
+    schedule: Annotated[str, SCHEDULE] = "gpipe",
+    chunks: Annotated[int, CHUNKS] = 2,
     reshard: Annotated[str | None, RESHARD] = None,
     spelling: Annotated[
         str,
@@ -233,7 +250,8 @@ def diff(
         if not what and mesh is None:
             raise ValueError("give a strategy, a --mesh, or two files")
         problem = Problem(batch, width, layers, dtype)
-        rest = {"microbatches": microbatches, "reshard": reshard_of(reshard), "spelling": spelling}
+        rest: dict[str, Any] = {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
+        rest |= {"reshard": reshard_of(reshard), "spelling": spelling}
         if len(what) == 2 and not set(what) <= set(STRATEGIES):
             first = target[0] if target else None
             targets, meshes = (left_target or first, right_target or first), (left_mesh or mesh, right_mesh or mesh)

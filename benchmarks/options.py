@@ -10,6 +10,10 @@ BATCH = typer.Option(metavar="N", help="Samples in a step, over all ranks.")
 WIDTH = typer.Option(metavar="N", help="Width of every layer.")
 LAYERS = typer.Option(metavar="N", help="Number of layers.")
 MICROBATCHES = typer.Option(metavar="N", help="Number of microbatches in pipeline_parallel.")
+SCHEDULE = typer.Option(
+    metavar="NAME", help="Order of a pipeline's passes: naive, gpipe, 1f1b, interleaved, zb_h1 or zb_v."
+)
+CHUNKS = typer.Option(metavar="N", help="Chunks of every stage, for the schedule interleaved.")
 RESHARD = typer.Option(
     metavar="true|false",
     help="Whether fully_sharded frees a gathered layer after the forward pass and gathers it again. Default: true, but "

@@ -10,6 +10,7 @@ import numpy as np
 
 from contract import strategies
 from contract.problem import Layer, split_sizes
+from contract.schedule import Schedule, make, parts_of
 from contract.share import WHOLE, Kept, Part, Pass, Share
 from contract.strategy import Run
 
@@ -27,10 +28,32 @@ def _parts(run: Run, rank: int, of: str) -> list[Part]:
     at, unit = run.mesh.coordinates(rank), unit_of(run)
     parts = [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in range(run.problem.layers)]
     for axis in reversed(run.nested):
-        strategy = strategies.of(axis.strategy)
-        if of in strategy.SPLITS:
-            parts = strategy.cut(parts, run.problem, axis.size, at[axis.name], unit)
+        strategy, index = strategies.of(axis.strategy), at[axis.name]
+        if axis.strategy == "pipeline_parallel":
+            places = parts_of(run.schedule, axis.size, run.chunks)
+            of_stage = strategy.chunks(parts, run.problem, axis.size, index, unit, places)
+            parts = [part for chunk in of_stage for part in chunk]
+        elif of in strategy.SPLITS:
+            parts = strategy.cut(parts, run.problem, axis.size, index, unit)
     return parts
+
+
+def schedule_of(run: Run) -> Schedule | None:
+    """The schedule of a run's pipeline; None without one."""
+    if "pipeline_parallel" not in run.strategies:
+        return None
+    return make(run.schedule, run.size("pipeline_parallel"), run.microbatches, run.chunks)
+
+
+def chunks_of(run: Run, rank: int) -> list[list[Part]]:
+    """The parts that a rank holds, by the chunks of its pipeline stage; one chunk without a pipeline."""
+    held, schedule = iter(layout(run)[rank]), schedule_of(run)
+    if schedule is None:
+        return [list(held)]
+    stage, layers = run.mesh.coordinates(rank)["pp"], list(range(run.problem.layers))
+    pipeline = strategies.of("pipeline_parallel")
+    sizes = pipeline.chunks(layers, run.problem, schedule.stages, stage, unit_of(run), schedule.parts)
+    return [[next(held) for _ in chunk] for chunk in sizes]
 
 
 def unit_of(run: Run) -> int:
@@ -49,16 +72,24 @@ def share(run: Run, rank: int) -> Share:
     program = run.implementation, run.gathered_again
     if "pipeline_parallel" not in run.strategies:
         return Share(run.problem, *held, (Pass(rows),), (rows,), int(features), *program)
-    stages, first = run.size("pipeline_parallel"), at["pp"] == 0
+    stages, schedule = run.size("pipeline_parallel"), schedule_of(run)
+    chunks = [tuple(chunk) for chunk in chunks_of(run, rank)]
+    by_ticks = run.implementation != "torch" and not run.in_gpipes_order
     if run.implementation == "torch":
         microbatches = tuple(split_sizes(rows, run.microbatches))
-        passes = [Pass(size, not first, not first) for size in microbatches]
+        passes = []
+        for number, chunk in enumerate(chunks):
+            first = number == 0 and at["pp"] == 0  # of the model's parts
+            passes += [Pass(size, not first, not first, chunk) for size in microbatches]
+    elif by_ticks:  # a stage makes its own passes only, but does not know whether it is the first
+        microbatches = (padded_rows(run),) * run.microbatches
+        passes = [Pass(size, True, True, chunk) for chunk in chunks for size in microbatches]
     else:  # all stages run one program in every tick, on microbatches of one size; in tick 0 nothing is received yet
         microbatches = (padded_rows(run),) * run.microbatches
         ticks = run.microbatches + stages - 1
         derived = run.implementation == "annotated"
         passes = [Pass(microbatches[0], True, (derived or 0 < tick) and stages > 1) for tick in range(ticks)]
-    return Share(run.problem, *held, tuple(passes), microbatches, int(features), *program)
+    return Share(run.problem, *held, tuple(passes), microbatches, int(features), *program, schedule, by_ticks)
 
 
 def batch_shares(run: Run) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from contract.problem import Problem, split_slices
+from contract.schedule import Schedule
 
 WHOLE = slice(None)
 HELD = ("parameters", "gradients", "optimizer_state")  # what a rank holds between steps, or at the end of one
@@ -46,15 +47,17 @@ def length(cut: slice, width: int) -> int:
 
 
 class Pass(NamedTuple):
-    """One forward and one backward pass through the layers that a rank holds.
+    """One forward and one backward pass through the layers that a rank holds, or through one chunk of them.
 
     rows: of the batch. input_split: whether the input is split in the way an earlier layer's output is. input_grad:
-    whether the gradient of the input is needed, as it is if an earlier stage has computed the input.
+    whether the gradient of the input is needed, as it is if an earlier stage has computed the input. parts: of the
+    chunk, where a pipeline's stage holds several; None for all that the rank holds.
     """
 
     rows: int
     input_split: bool = False
     input_grad: bool = False
+    parts: tuple[Part, ...] | None = None
 
 
 class Kept(NamedTuple):
@@ -87,6 +90,7 @@ class Asked:
 
     rows: the smallest number of rows of the batch that any rank has. unit: how many layers must stay together.
     shortest: the fewest rows of any parameter, as the deeper strategies leave it.
+    schedule, chunks: of a pipeline.
     """
 
     problem: Problem
@@ -94,6 +98,8 @@ class Asked:
     rows: int
     unit: int
     shortest: int
+    schedule: str = "gpipe"
+    chunks: int = 2
 
 
 def uneven_rows(name: str, asked: Asked, n: int) -> str | None:
@@ -113,9 +119,10 @@ class Share:
     """What one rank works on: the parameters and the gradients that it holds, and the passes that it makes in one step.
 
     microbatches: the rows of each. In torch each microbatch is one pass of a pipeline's stage; in JAX a stage makes one
-    pass in every tick. features: of an activation that is passed on, as this rank holds it. gathered_again:
-    whether parameters that are gathered before use are freed after the forward pass and gathered again for the backward
-    pass.
+    pass in every tick. features: of an activation that is passed on, as this rank holds it. gathered_again: whether
+    parameters that are gathered before use are freed after the forward pass and gathered again for the backward pass.
+    schedule: of a pipeline. by_ticks: whether what is sent follows the schedule's ticks, as in a program that all
+    stages run, and not the order in which messages come about.
     """
 
     problem: Problem
@@ -126,11 +133,17 @@ class Share:
     features: int
     implementation: str = "torch"
     gathered_again: bool = False
+    schedule: Schedule | None = None
+    by_ticks: bool = False
 
     @property
     def derived(self) -> bool:
         """Whether XLA derives the program from annotations."""
         return self.implementation == "annotated"
+
+    def parts_of(self, one: Pass) -> tuple[Part, ...]:
+        """The parts that a pass goes through."""
+        return self.parts if one.parts is None else one.parts
 
     @property
     def loss_dtype(self) -> str:

@@ -24,14 +24,15 @@ among equals, the inner axis of the mesh.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from contract import strategies
 from contract.optimizer import OPTIMIZERS
 from contract.problem import DTYPES, Layer, Problem
+from contract.schedule import unfit
 from contract.share import WHOLE, Asked, Part, length
 from shardiff.mesh import MOST_RANKS, Mesh
 from shardiff.mesh import parse as parse_mesh
@@ -113,12 +114,13 @@ def parse_axes(mesh: str, strategies: tuple[str, ...] = ()) -> Axes:
 class Run:
     """One training run: `steps` steps on `problem`, over the ranks of `axes`.
 
-    microbatches: for pipeline_parallel. overlap: for data_parallel in torch; if False, each gradient is all_reduced by
-    itself in the backward pass instead of in buckets that overlap with it. reshard: for fully_sharded; whether a layer
-    is freed after the forward pass and gathered again for the backward pass. None: it is, unless a pipeline needs the
-    layers for every microbatch. spelling: for fully_sharded in annotated; "naive" states how the parameters are split
-    and nothing else, where "best" states the activations too. device: "cpu", "cuda", or "auto" (CUDA where there are as
-    many GPUs as ranks). Raises ValueError with one line if the run cannot work.
+    microbatches, schedule: for pipeline_parallel (`contract.schedule`). chunks: of every stage, for the schedules that
+    have several. overlap: in torch; if False, parameters are gathered, and gradients summed, one by one and at once,
+    instead of in buckets that overlap with the passes. reshard: for fully_sharded; whether a layer is freed after the
+    forward pass and gathered again for the backward pass. None: it is, unless a pipeline needs the layers for every
+    microbatch. spelling: for fully_sharded in annotated; "naive" states how the parameters are split and nothing else,
+    where "best" states the activations too. device: "cpu", "cuda", or "auto" (CUDA where there are as many GPUs as
+    ranks). Raises ValueError with one line if the run cannot work.
     """
 
     implementation: str = "torch"
@@ -127,6 +129,8 @@ class Run:
     optimizer: str = "adamw"
     steps: int = 3
     microbatches: int = 4
+    schedule: str = "gpipe"
+    chunks: int = 2
     overlap: bool = True
     reshard: bool | None = None
     spelling: str = "best"
@@ -174,6 +178,17 @@ class Run:
     def strategy(self) -> str:
         """The names of the strategies joined, for tables and messages: `data_parallel x tensor_parallel`."""
         return " x ".join(self.strategies) or "single_device"
+
+    @property
+    def in_gpipes_order(self) -> bool:
+        """Whether a pipeline runs in GPipe's order, which JAX's transpose of the forward program gives."""
+        return self.schedule == "gpipe" or (self.schedule == "naive" and self.microbatches == 1)
+
+    @property
+    def on_one_device(self) -> Run:
+        """The same training on a single device, which a run must equal."""
+        plain: dict[str, Any] = {"schedule": "gpipe", "chunks": 2, "overlap": True, "reshard": None, "spelling": "best"}
+        return replace(self, axes=(), microbatches=1, **plain)
 
     def size(self, strategy: str) -> int:
         """The number of ranks along the axis of this strategy; 1 if the run does not use it."""
@@ -229,6 +244,7 @@ def impossible(run: Run) -> str | None:
         ("layers", problem.layers),
         ("steps", run.steps),
         ("microbatches", run.microbatches),
+        ("chunks", run.chunks),
     ):
         if value < 1:
             return f"{name} must be at least 1, got {value}"
@@ -247,15 +263,21 @@ def impossible(run: Run) -> str | None:
         return "spelling naive is one of fully_sharded under annotations"
     if run.reshard and "pipeline_parallel" in run.strategies:
         return "a pipeline gathers its layers once for all microbatches and keeps them: reshard must be false"
+    if flaw := unfit(run.schedule, run.size("pipeline_parallel"), run.microbatches, run.chunks):
+        return flaw
+    if run.schedule != "gpipe" and "pipeline_parallel" not in run.strategies:
+        return f"the schedule {run.schedule} needs an axis pp; {run.strategy} has no pipeline"
+    if run.implementation == "annotated" and not run.in_gpipes_order:
+        return f"annotated can express GPipe's order only, not the schedule {run.schedule}; use torch or shard_map"
     rows, unit = problem.batch, max((strategies.of(axis.strategy).UNIT for axis in run.axes), default=1)
     for axis in run.axes:
         rows = min(strategies.of(axis.strategy).rows(rows, axis.size))
     parts = [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in range(min(problem.layers, 2))]  # every kind of layer
     for axis in reversed(run.nested):
+        strategy = strategies.of(axis.strategy)
         shortest = min(length(s, problem.width) for part in parts for s in (part.w[0], part.b[0]))
-        if flaw := strategies.of(axis.strategy).refusal(
-            Asked(problem, run.microbatches, rows, unit, shortest), axis.size
-        ):
+        asked = Asked(problem, run.microbatches, rows, unit, shortest, run.schedule, run.chunks)
+        if flaw := strategy.refusal(asked, axis.size):
             return flaw
-        parts = strategies.of(axis.strategy).cut(parts, problem, axis.size, 0, unit)
+        parts = strategy.cut(parts, problem, axis.size, 0, unit)
     return None

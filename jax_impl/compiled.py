@@ -46,9 +46,11 @@ def lower(run: Run, mesh: Any, update: bool) -> Any:
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from jax_impl.compose import abstract, loss_and_grads, params_specs, state_shardings
+    from jax_impl.compose import loss_and_grads
     from jax_impl.mesh import shardings
+    from jax_impl.specs import abstract, params_specs
     from jax_impl.train import make_optimizer, make_step
+    from jax_impl.updates import state_shardings
 
     params, batch = abstract(mesh, run)
     of_params, whole = jax.tree.map(lambda p: p.sharding, params), NamedSharding(mesh, PartitionSpec())

@@ -17,17 +17,10 @@ from contract.layout import layout, merge, names
 from contract.optimizer import SLOTS, AdamW, Sgd
 from contract.problem import Batch, Layer
 from contract.strategy import Run, RunResult, Shard
-from jax_impl.compose import (
-    load,
-    loss_and_grads,
-    params_specs,
-    pipeline_of,
-    split_batch,
-    split_params,
-    state_shardings,
-    update,
-)
+from jax_impl.compose import loss_and_grads
 from jax_impl.mesh import make_mesh, shardings
+from jax_impl.specs import load, params_specs, pipeline_of, positions_of, split_batch, split_params
+from jax_impl.updates import state_shardings, update
 from shardiff.ranks.jax_devices import devices
 
 STATE_KEYS = {"momentum": "trace", "m": "mu", "v": "nu"}  # our slots -> optax's
@@ -123,16 +116,17 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
     return array.astype(np.float32).astype(jnp.bfloat16) if dtype == "bfloat16" else array.astype(dtype)
 
 
-def local_layers(params: list[Layer], mesh: Mesh, run: Run, rank: int, of: str = "parameters") -> list[Layer]:
+def local_layers(params: list[Layer], mesh: Mesh, run: Run, rank: int) -> list[Layer]:
     """What one rank holds, as NumPy arrays in the order of `contract.layout`, without what only pads a stack."""
     device, stacked = mesh.devices.flat[rank], pipeline_of(load(run)) is not None
+    positions = positions_of(run, rank)
 
     def local(array: jax.Array) -> np.ndarray:
         shard = next(s for s in array.addressable_shards if s.device == device)
         data = np.asarray(shard.data)
         return data[0] if stacked else data
 
-    return [Layer(*map(local, layer)) for _, layer in zip(layout(run, of)[rank], params, strict=False)]
+    return [Layer(*map(local, params[position])) for position in positions]
 
 
 def to_numpy(params: list[Layer], mesh: Mesh, run: Run, of: str = "parameters") -> list[Layer]:
@@ -141,7 +135,7 @@ def to_numpy(params: list[Layer], mesh: Mesh, run: Run, of: str = "parameters") 
     def widen(a: np.ndarray) -> np.ndarray:
         return a.astype(np.float32) if a.dtype == jnp.bfloat16 else a
 
-    ranks = [local_layers(params, mesh, run, rank, of) for rank in range(run.world_size)]
+    ranks = [local_layers(params, mesh, run, rank) for rank in range(run.world_size)]
     return merge(run, [[Layer(*map(widen, layer)) for layer in layers] for layers in ranks], of)
 
 

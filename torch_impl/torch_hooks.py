@@ -14,5 +14,5 @@ def saved_tensors_hooks_in_force() -> tuple[Callable[[Tensor], Any], Callable[[A
 
     Autograd calls the innermost hooks alone, so hooks that leave most tensors as they are must call the outer ones.
     """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)  # type: ignore[attr-defined]
     return hooks if hooks is not None else (lambda t: t, lambda t: t)

@@ -25,12 +25,11 @@ MAKERS: dict[str, Maker] = {
     "dtensor": peers.dtensor,
     "dtensor_ddp": peers.distributed_data_parallel,
     "pipelining": peers.pipelining,
-    "pipelining_1f1b": peers.pipelining_1f1b,
     "fsdp2": peers_sharded.fsdp2,
     "dtensor_fsdp2": peers_sharded.fsdp2,
     "ddp_zero": peers.distributed_data_parallel,
 }
-CUT = ("pipelining", "pipelining_1f1b", "dtensor_ddp")  # whose parameters are plain tensors and cut as ours are
+CUT = ("pipelining", "dtensor_ddp")  # whose parameters are plain tensors and cut as ours are
 
 
 class Contestant(NamedTuple):
@@ -71,7 +70,7 @@ def explicit(mesh: DeviceMesh, run: Run, device: torch.device) -> Contestant:
 def peer(name: str, mesh: DeviceMesh, run: Run, device: torch.device) -> Contestant:
     """Theirs. The loss is the global one too, by the same scalar all_reduce where it needs one."""
     step, model = MAKERS[name](mesh, run, device)
-    leaves = list(model.parameters())
+    leaves: list[Tensor] = [*model.parameters()]
     make_optimizer = peers_sharded.zero_optimizer if name == "ddp_zero" else peers.optimizer_of
     optimizer = make_optimizer(model, mesh, run)
 

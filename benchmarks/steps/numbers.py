@@ -32,16 +32,19 @@ PEERS = {  # strategy -> its library equivalents in torch. Axes in torch's order
 }
 CONTEXT = {  # strategy -> what does something else but is used in its place
     "data_parallel": ("fsdp2",),
-    "pipeline_parallel": ("pipelining_1f1b",),
     "zero2": ("fsdp2",),
 }
 
 
 def peers_of(run: Run, framework: str) -> tuple[str, ...]:
-    """The library equivalents of a run, and then what is there for context. JAX's are its own annotations, but that a
-    single device needs none."""
+    """The library equivalents of a run, and then what is there for context. A naive pipeline has none.
+
+    JAX has one for a single device alone: on several, what a user writes is annotations, which is a side of ours.
+    """
     if framework == "jax":
         return ("jit",) if run.strategy == "single_device" else ()
+    if run.schedule == "naive" and "pipeline_parallel" in run.strategies:
+        return ()
     return (*PEERS.get(run.strategy, ()), *CONTEXT.get(run.strategy, ()))
 
 
