@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Replicate
 
 from benchmarks.steps import peers, peers_sharded
@@ -87,7 +86,7 @@ def peer(name: str, mesh: DeviceMesh, run: Run, device: torch.device) -> Contest
             layers = split_params(layers, of_device_mesh(mesh, run), run)
         return [p for layer in layers for p in layer]
 
-    mine = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer  # which has the state
+    mine = getattr(optimizer, "optim", optimizer)  # of ZeroRedundancyOptimizer, which wraps the one with the state
     return Contestant(update, leaves, mine, final)
 
 

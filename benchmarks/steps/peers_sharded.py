@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from benchmarks.steps.peers import Step, data_axes, step_of, tensor_parallel_model
 from contract.strategy import Run
@@ -29,8 +28,10 @@ def fsdp2(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Mo
     return step_of(model, mesh, run), model
 
 
-def zero_optimizer(model: nn.Module, mesh: DeviceMesh, run: Run) -> ZeroRedundancyOptimizer:
+def zero_optimizer(model: nn.Module, mesh: DeviceMesh, run: Run) -> torch.optim.Optimizer:
     """ZeroRedundancyOptimizer over DDP's parameters: every rank updates some of them, and then broadcasts them."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns of torch.jit when it is imported
+
     kind, settings = train.optimizer_kind(run)
     group = mesh.get_group(*data_axes(run))
     return ZeroRedundancyOptimizer(

@@ -37,7 +37,10 @@ def setting(result: Steps) -> str:
     s = result.settings
     rounds = f"{s.iterations} iterations in {s.rounds} rounds in which torch and JAX take turns"
     pipeline = f"pipeline in {s.microbatches} microbatches, {s.schedule}"
-    return f"{s}, {s.optimizer}; {pipeline}; {rounds}; medians of the slowest rank"
+    told = [f"{s}, {s.optimizer}", pipeline, rounds, "medians of the slowest rank"]
+    if s.reshard is not None:
+        told.insert(1, f"gathered layers are {'gathered again' if s.reshard else 'kept'} for the backward pass")
+    return "; ".join(told)
 
 
 def step_table(result: Steps) -> Table:
