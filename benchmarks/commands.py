@@ -16,6 +16,7 @@ import typer
 
 from benchmarks.bubbles.command import bubbles
 from benchmarks.collectives.command import collectives
+from benchmarks.lesson.command import lesson
 from benchmarks.options import (
     BATCH,
     CHUNKS,
@@ -43,6 +44,7 @@ def register(app: typer.Typer) -> None:
     app.command()(diff)
     app.add_typer(bench, name="bench")
     app.command()(report)
+    app.command()(lesson)
 
 
 def check(

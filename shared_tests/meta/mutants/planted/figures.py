@@ -193,8 +193,8 @@ FIGURES = (
         "bench/test_bench_bubbles",
         (
             "waiting taken for work",
-            'BUSY = ("forward", "backward")',
-            'BUSY = ("forward", "backward", "wait")',
+            'BUSY = ("forward", "backward", "backward_input", "backward_weight")',
+            'BUSY = ("forward", "backward", "backward_input", "backward_weight", "wait")',
             "test_waiting_and_sending_are_idle_and_do_not_lengthen_the_span",
         ),
     ),
