@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from concurrent.futures import Future
 from dataclasses import replace
@@ -15,6 +16,7 @@ from benchmarks.documents.steps import Steps
 from benchmarks.steps import picture, steps, view
 from contract.problem import Problem
 from shared_tests.bench.pools import shared
+from shared_tests.bench.report_documents import stepped
 
 SMALL = Problem(batch=8, width=16, layers=4)
 
@@ -46,6 +48,12 @@ def test_results_come_by_rank_whoever_answers_first(monkeypatch):
         (["--implementation", "tensorflow"], "unknown implementation 'tensorflow'"),
         (["--ranks", "3", "--strategy", "tensor_parallel"], "width 1024, degree 3"),
         (["--batch", "10"], "batch 10, microbatches 4"),
+        (["--reshard", "maybe"], "reshard is true or false, got 'maybe'"),
+        (
+            ["--reshard", "true", "--strategy", "zero1"],
+            "reshard is of fully_sharded, which is not among the strategies",
+        ),
+        (["--reshard", "true", "--mesh", "fsdp=2,pp=2"], "reshard must be false"),
         (["--timeout", "nan"], "timeout must be a number of seconds"),
         (["--output", "no/such/folder/a.json"], "the output must be a .json file"),
         (["--picture", "a.jpg"], "the picture must be a .png file"),
@@ -100,6 +108,22 @@ def test_one_run_of_everything_and_what_it_shows(tmp_path):
     console.file.close()
     assert "tensor_parallel" in text and "dtensor" in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_mesh_of_three_axes_fits_into_120_columns():
+    from rich.console import Console
+
+    document, names = stepped(), ("data_parallel", "fully_sharded", "megatron_tensor_parallel")
+    for row in (*document["rows"], *document["ratios"]):
+        row |= {"ranks": 128, "strategy": " x ".join(names), "mesh": "dp=8,fsdp=8,tp=2"}
+    document["rows"][1]["implementation"] = "dtensor_fsdp2"
+    result = parse_as(Steps, document)
+    console = Console(width=120, record=True, file=io.StringIO())
+    for part in (view.step_table(result), view.ratio_table(result)):
+        console.print(part)
+    text = console.export_text()
+    assert all(text.count(name) == 3 for name in (*names, "fsdp=8", "tp=2"))  # of the contestants, and of two ratios
+    assert text.count("dtensor_fsdp2") == 1 and "\u2026" not in text
 
 
 def test_a_failing_rank_is_told_in_its_own_words():
