@@ -15,23 +15,37 @@ from contract.problem import BYTES
 from contract.strategy import Run
 from shardiff.record import Record, totals
 
-CONTEXT = ("fsdp2",)  # peers that do something else than ours
 IN_JAX = ("shard_map", "annotated", "jit")
 IMPLEMENTATIONS = ("torch", "shard_map", "annotated", "peer")
-PEERS = {  # strategy -> peers of each framework; the first is the one to be compared with, the others are context
-    "single_device": {"torch": ("modules",), "jax": ("jit",)},
-    "data_parallel": {"torch": ("ddp", "fsdp2"), "jax": ()},
-    "tensor_parallel": {"torch": ("dtensor",), "jax": ()},
-    "megatron_tensor_parallel": {"torch": ("dtensor",), "jax": ()},
-    "pipeline_parallel": {"torch": ("pipelining",), "jax": ()},
+TP = ("tensor_parallel", "megatron_tensor_parallel")
+PEERS = {  # strategy -> its library equivalents in torch. Axes in torch's order: another order has no equivalent
+    "single_device": ("modules",),
+    "data_parallel": ("ddp",),
+    "pipeline_parallel": ("pipelining",),
+    "fully_sharded": ("fsdp2",),
+    "zero1": ("ddp_zero",),
+    "data_parallel x fully_sharded": ("fsdp2",),
+    **{tp: ("dtensor",) for tp in TP},
+    **{f"data_parallel x {tp}": ("dtensor_ddp",) for tp in TP},
+    **{f"fully_sharded x {tp}": ("dtensor_fsdp2",) for tp in TP},
+    **{f"data_parallel x fully_sharded x {tp}": ("dtensor_fsdp2",) for tp in TP},
+}
+CONTEXT = {  # strategy -> what does something else but is used in its place
+    "data_parallel": ("fsdp2",),
+    "zero2": ("fsdp2",),
 }
 
 
 def peers_of(run: Run, framework: str) -> tuple[str, ...]:
-    """The library equivalents of a run; of strategies that are composed, and of a naive pipeline, none."""
-    if run.schedule == "naive":
+    """The library equivalents of a run, and then what is there for context. A naive pipeline has none.
+
+    JAX has one for a single device alone: on several, what a user writes is annotations, which is a side of ours.
+    """
+    if framework == "jax":
+        return ("jit",) if run.strategy == "single_device" else ()
+    if run.schedule == "naive" and "pipeline_parallel" in run.strategies:
         return ()
-    return PEERS.get(run.strategy, {}).get(framework, ())
+    return (*PEERS.get(run.strategy, ()), *CONTEXT.get(run.strategy, ()))
 
 
 TOLERANCE = {
@@ -71,7 +85,7 @@ def rows(run: Run, samples: Samples, finished: dict[str, list[dict[str, Any]]]) 
         told = finished.get(name)
         parts = split(flat, compute, told, run.world_size)
         shards = [m.to_json() for m in memory(mine)]
-        context = name in CONTEXT
+        context = name in CONTEXT.get(run.strategy, ())
         compiled = told and told[0].get("records")
         result.append(
             {

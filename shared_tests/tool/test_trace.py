@@ -97,8 +97,9 @@ def trace_library(device: torch.device, name: str) -> list[Call]:
 
 
 def library_step(device: torch.device, maker: str, strategy: str, schedule: str = "gpipe") -> Callable[[], Any]:
-    """A step of `benchmarks.steps.peers`: 2 ranks, 16 samples, 4 layers of 16 x 16."""
-    peers, train = importlib.import_module("benchmarks.steps.peers"), importlib.import_module("torch_impl.train")
+    """A step of a peer in `benchmarks.steps`: 2 ranks, 16 samples, 4 layers of 16 x 16."""
+    peers = importlib.import_module(f"benchmarks.steps.{'peers_sharded' if maker == 'fsdp2' else 'peers'}")
+    train = importlib.import_module("torch_impl.train")
     run = Run("torch", one_axis(strategy, 2), Problem(16, 16, 4), schedule=schedule, device="cpu")
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=(AXES[strategy] or "",))
     step, model = getattr(peers, maker)(mesh, run, device)
