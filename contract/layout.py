@@ -17,10 +17,12 @@ from contract.strategy import Run
 @lru_cache(64)
 def layout(run: Run) -> list[list[Part]]:
     """For each rank, the parts that it holds, in the order of the layers. The innermost axis cuts first."""
-    return [_parts(run, rank) for rank in range(run.world_size)]
+    return [parts_of(run, rank) for rank in range(run.world_size)]
 
 
-def _parts(run: Run, rank: int) -> list[Part]:
+@lru_cache(4096)
+def parts_of(run: Run, rank: int) -> list[Part]:
+    """The parts that one rank holds, in the order of the layers."""
     at, unit = run.mesh.coordinates(rank), unit_of(run)
     parts = [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in range(run.problem.layers)]
     for axis in reversed(run.axes):
@@ -35,7 +37,7 @@ def unit_of(run: Run) -> int:
 
 def share(run: Run, rank: int) -> Share:
     """What a rank works on in one step."""
-    at, parts = run.mesh.coordinates(rank), tuple(layout(run)[rank])
+    at, parts = run.mesh.coordinates(rank), tuple(parts_of(run, rank))
     rows = run.problem.batch
     for axis in run.axes:
         rows = strategies.of(axis.strategy).rows(rows, axis.size)[at[axis.name]]
@@ -73,7 +75,8 @@ def kept(run: Run, rank: int) -> tuple[list[Kept], float]:
     Every layer is counted as one in the middle of the model; `contract.memory` corrects for the first and the last
     layer.
     """
-    layers, residual = [Kept(run.problem.width, run.problem.width) for _ in layout(run)[rank]], float(run.problem.width)
+    width = run.problem.width
+    layers, residual = [Kept(width, width) for _ in parts_of(run, rank)], float(width)
     for axis in reversed(run.axes):
         layers, residual = strategies.of(axis.strategy).kept(layers, residual, axis.size)
     return layers, residual

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from math import prod
 
-from contract.layout import kept, layout, share
+from contract.layout import kept, parts_of, share
 from contract.optimizer import SLOTS
 from contract.problem import BYTES
 from contract.strategy import Run
@@ -47,8 +47,16 @@ def memory(run: Run) -> list[Memory]:
     sizes = [_parameters(run, rank) for rank in range(run.world_size)]
     if "pipeline_parallel" in run.strategies and run.implementation != "torch":
         sizes = [max(sizes)] * run.world_size
-    slots = len(SLOTS[run.optimizer])
-    return [Memory(size, size, slots * size, activations(run, rank)) for rank, size in enumerate(sizes)]
+    return [_memory(run, rank, size) for rank, size in enumerate(sizes)]
+
+
+def of_rank(run: Run, rank: int) -> Memory:
+    """The same for one rank in torch, without a look at all others."""
+    return _memory(run, rank, _parameters(run, rank))
+
+
+def _memory(run: Run, rank: int, parameters: int) -> Memory:
+    return Memory(parameters, parameters, len(SLOTS[run.optimizer]) * parameters, activations(run, rank))
 
 
 def _parameters(run: Run, rank: int) -> int:
@@ -57,7 +65,7 @@ def _parameters(run: Run, rank: int) -> int:
     def length(s: slice) -> int:
         return len(range(*s.indices(d)))
 
-    elements = sum(prod(map(length, part.w)) + length(part.b[0]) for part in layout(run)[rank])
+    elements = sum(prod(map(length, part.w)) + length(part.b[0]) for part in parts_of(run, rank))
     return elements * BYTES[run.problem.dtype]
 
 
