@@ -10,6 +10,7 @@ import numpy as np
 
 from contract import strategies
 from contract.problem import Layer, split_sizes
+from contract.schedule import Schedule, make, parts_of
 from contract.share import WHOLE, Kept, Part, Pass, Share
 from contract.strategy import Run
 
@@ -17,17 +18,44 @@ from contract.strategy import Run
 @lru_cache(64)
 def layout(run: Run) -> list[list[Part]]:
     """For each rank, the parts that it holds, in the order of the layers. The innermost axis cuts first."""
-    return [parts_of(run, rank) for rank in range(run.world_size)]
+    return [held_by(run, rank) for rank in range(run.world_size)]
 
 
 @lru_cache(4096)
-def parts_of(run: Run, rank: int) -> list[Part]:
+def held_by(run: Run, rank: int) -> list[Part]:
     """The parts that one rank holds, in the order of the layers."""
     at, unit = run.mesh.coordinates(rank), unit_of(run)
     parts = [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in range(run.problem.layers)]
     for axis in reversed(run.axes):
-        parts = strategies.of(axis.strategy).cut(parts, run.problem, axis.size, at[axis.name], unit)
+        strategy, index = strategies.of(axis.strategy), at[axis.name]
+        if axis.strategy == "pipeline_parallel":
+            places = parts_of(run.schedule, axis.size, run.chunks)
+            of_stage = strategy.chunks(parts, run.problem, axis.size, index, unit, places)
+            parts = [part for chunk in of_stage for part in chunk]
+        else:
+            parts = strategy.cut(parts, run.problem, axis.size, index, unit)
     return parts
+
+
+def schedule_of(run: Run) -> Schedule | None:
+    """The schedule of a run's pipeline; None without one."""
+    if "pipeline_parallel" not in run.strategies:
+        return None
+    return _schedule(run.schedule, run.size("pipeline_parallel"), run.microbatches, run.chunks)
+
+
+_schedule = lru_cache(64)(make)
+
+
+def chunks_of(run: Run, rank: int) -> list[list[Part]]:
+    """The parts that a rank holds, by the chunks of its pipeline stage; one chunk without a pipeline."""
+    held, schedule = iter(held_by(run, rank)), schedule_of(run)
+    if schedule is None:
+        return [list(held)]
+    stage, layers = run.mesh.coordinates(rank)["pp"], list(range(run.problem.layers))
+    pipeline = strategies.of("pipeline_parallel")
+    sizes = pipeline.chunks(layers, run.problem, schedule.stages, stage, unit_of(run), schedule.parts)
+    return [[next(held) for _ in chunk] for chunk in sizes]
 
 
 def unit_of(run: Run) -> int:
@@ -37,7 +65,7 @@ def unit_of(run: Run) -> int:
 
 def share(run: Run, rank: int) -> Share:
     """What a rank works on in one step."""
-    at, parts = run.mesh.coordinates(rank), tuple(parts_of(run, rank))
+    at, parts = run.mesh.coordinates(rank), tuple(held_by(run, rank))
     rows = run.problem.batch
     for axis in run.axes:
         rows = strategies.of(axis.strategy).rows(rows, axis.size)[at[axis.name]]
@@ -45,15 +73,23 @@ def share(run: Run, rank: int) -> Share:
     derived = run.implementation == "annotated"
     if "pipeline_parallel" not in run.strategies:
         return Share(run.problem, parts, (Pass(rows),), (rows,), int(features), derived)
-    stages, first = run.size("pipeline_parallel"), at["pp"] == 0
+    stages, schedule = run.size("pipeline_parallel"), schedule_of(run)
+    chunks = [tuple(chunk) for chunk in chunks_of(run, rank)]
+    by_ticks = run.implementation != "torch" and not run.in_gpipes_order
     if run.implementation == "torch":
         microbatches = tuple(split_sizes(rows, run.microbatches))
-        passes = [Pass(size, not first, not first) for size in microbatches]
+        passes = []
+        for number, chunk in enumerate(chunks):
+            first = number == 0 and at["pp"] == 0  # of the model's parts
+            passes += [Pass(size, not first, not first, chunk) for size in microbatches]
+    elif by_ticks:  # a stage makes its own passes only, but does not know whether it is the first
+        microbatches = (padded_rows(run),) * run.microbatches
+        passes = [Pass(size, True, True, chunk) for chunk in chunks for size in microbatches]
     else:  # all stages run one program in every tick, on microbatches of one size; in tick 0 nothing is received yet
         microbatches = (padded_rows(run),) * run.microbatches
         ticks = run.microbatches + stages - 1
         passes = [Pass(microbatches[0], True, (derived or 0 < tick) and stages > 1) for tick in range(ticks)]
-    return Share(run.problem, parts, tuple(passes), microbatches, int(features), derived)
+    return Share(run.problem, parts, tuple(passes), microbatches, int(features), derived, schedule, by_ticks)
 
 
 def batch_shares(run: Run) -> int:
@@ -76,7 +112,7 @@ def kept(run: Run, rank: int) -> tuple[list[Kept], float]:
     layer.
     """
     width = run.problem.width
-    layers, residual = [Kept(width, width) for _ in parts_of(run, rank)], float(width)
+    layers, residual = [Kept(width, width) for _ in held_by(run, rank)], float(width)
     for axis in reversed(run.axes):
         layers, residual = strategies.of(axis.strategy).kept(layers, residual, axis.size)
     return layers, residual

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from math import prod
 
-from contract.layout import kept, parts_of, share
+from contract.layout import chunks_of, held_by, kept, share, unit_of
 from contract.optimizer import SLOTS
 from contract.problem import BYTES
 from contract.strategy import Run
@@ -65,7 +65,7 @@ def _parameters(run: Run, rank: int) -> int:
     def length(s: slice) -> int:
         return len(range(*s.indices(d)))
 
-    elements = sum(prod(map(length, part.w)) + length(part.b[0]) for part in parts_of(run, rank))
+    elements = sum(prod(map(length, part.w)) + length(part.b[0]) for part in held_by(run, rank))
     return elements * BYTES[run.problem.dtype]
 
 
@@ -75,11 +75,37 @@ def activations(run: Run, rank: int) -> int:
     Every layer counts as the strategies cut it (`kept` in `contract.strategies`), for all rows that the rank works on.
     single_device keeps L - 1 inputs and L pre-activations, (2 L - 1) B D e, and the residual, B D c. tensor_parallel
     keeps (L - 1) B D e + L B D / n e + B D / n c, and megatron_tensor_parallel L B D / n e + (L - 1) B D e + B D c. The
-    first stage of a pipeline does not keep the input of its first layer, and only the last stage keeps the residual.
+    first part of a pipeline does not keep the input of its first layer, and only the last part keeps the residual.
+
+    How many microbatches a stage of a pipeline keeps at a time follows from its schedule: a microbatch counts from its
+    forward pass until its backward pass, so 1F1B keeps p of them on the first stage, and GPipe all m. Where the
+    backward pass is split, the gradient of a pre-activation takes the place of the pre-activation until the gradient of
+    the weights; the pre-activations within a unit of layers stay as well.
     """
     problem, mine = run.problem, share(replace(run, implementation="torch"), rank)
-    e, c, rows = BYTES[problem.dtype], BYTES[mine.loss_dtype], sum(mine.microbatches)
+    e, c, unit = BYTES[problem.dtype], BYTES[mine.loss_dtype], unit_of(run)
     layers, residual = kept(run, rank)
-    first, last = mine.parts[0].layer == 0, mine.parts[-1].layer == problem.layers - 1
-    elements = sum(layer.preactivation + layer.input for layer in layers) - (layers[0].input if first else 0)
-    return round(rows * (elements * e + (residual * c if last else 0)))
+    left = iter(layers)
+    whole, put_off = [], []  # bytes per row of each chunk, until the backward pass and until that of the weights
+    for parts in chunks_of(run, rank):
+        of_chunk = [next(left) for _ in parts]
+        first, last = parts[0].layer == 0, parts[-1].layer == problem.layers - 1
+        elements = sum(layer.preactivation + layer.input for layer in of_chunk) - (of_chunk[0].input if first else 0)
+        inner = sum(layer.preactivation for i, layer in enumerate(of_chunk) if (i + 1) % unit)
+        whole.append(elements * e + (residual * c if last else 0))
+        put_off.append((elements + inner) * e)
+    if mine.schedule is None:
+        return round(sum(mine.microbatches) * whole[0])
+    now = most = 0.0
+    for action in mine.schedule.orders[run.mesh.coordinates(rank)["pp"]]:
+        rows = mine.microbatches[action.microbatch]
+        if action.kind == "forward":
+            now += rows * whole[action.chunk]
+        elif action.kind == "backward":
+            now -= rows * whole[action.chunk]
+        elif action.kind == "backward_input":
+            now += rows * (put_off[action.chunk] - whole[action.chunk])
+        else:
+            now -= rows * put_off[action.chunk]
+        most = max(most, now)
+    return round(most)

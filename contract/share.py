@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from contract.problem import Problem
+from contract.schedule import Schedule
 
 WHOLE = slice(None)
 
@@ -31,15 +32,17 @@ def narrow(cut: slice, width: int, parts: int, index: int) -> slice:
 
 
 class Pass(NamedTuple):
-    """One forward and one backward pass through the layers that a rank holds.
+    """One forward and one backward pass through the layers that a rank holds, or through one chunk of them.
 
     rows: of the batch. input_split: whether the input is split in the way an earlier layer's output is. input_grad:
-    whether the gradient of the input is needed, as it is if an earlier stage has computed the input.
+    whether the gradient of the input is needed, as it is if an earlier stage has computed the input. parts: of the
+    chunk, where a pipeline's stage holds several; None for all that the rank holds.
     """
 
     rows: int
     input_split: bool = False
     input_grad: bool = False
+    parts: tuple[Part, ...] | None = None
 
 
 class Kept(NamedTuple):
@@ -71,12 +74,15 @@ class Asked:
     """What a strategy looks at before it refuses a run.
 
     rows: the smallest number of rows of the batch that any rank has. unit: how many layers must stay together.
+    schedule, chunks: of a pipeline.
     """
 
     problem: Problem
     microbatches: int
     rows: int
     unit: int
+    schedule: str = "gpipe"
+    chunks: int = 2
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,8 @@ class Share:
 
     microbatches: the rows of each. In torch each microbatch is one pass of a pipeline's stage; in JAX a stage makes one
     pass in every tick. features: of an activation that is passed on, as this rank holds it. derived: whether XLA
-    derives the program from annotations.
+    derives the program from annotations. schedule: of a pipeline. by_ticks: whether what is sent follows the
+    schedule's ticks, as in a program that all stages run, and not the order in which messages come about.
     """
 
     problem: Problem
@@ -94,6 +101,12 @@ class Share:
     microbatches: tuple[int, ...]
     features: int
     derived: bool = False
+    schedule: Schedule | None = None
+    by_ticks: bool = False
+
+    def parts_of(self, one: Pass) -> tuple[Part, ...]:
+        """The parts that a pass goes through."""
+        return self.parts if one.parts is None else one.parts
 
     @property
     def loss_dtype(self) -> str:

@@ -28,6 +28,7 @@ import numpy as np
 from contract import strategies
 from contract.optimizer import OPTIMIZERS
 from contract.problem import DTYPES, Layer, Problem
+from contract.schedule import unfit
 from contract.share import Asked
 from shardiff.mesh import MOST_RANKS, Mesh
 from shardiff.mesh import parse as parse_mesh
@@ -92,7 +93,8 @@ def parse_axes(mesh: str, strategies: tuple[str, ...] = ()) -> Axes:
 class Run:
     """One training run: `steps` steps on `problem`, over the ranks of `axes`.
 
-    microbatches: for pipeline_parallel. overlap: for data_parallel in torch; if False, each gradient is all_reduced by
+    microbatches, schedule: for pipeline_parallel (`contract.schedule`). chunks: of every stage, for the schedules that
+    have several. overlap: for data_parallel in torch; if False, each gradient is all_reduced by
     itself in the backward pass instead of in buckets that overlap with it. device: "cpu", "cuda", or "auto" (CUDA where
     there are as many GPUs as ranks). Raises ValueError with one line if the run cannot work.
     """
@@ -103,6 +105,8 @@ class Run:
     optimizer: str = "adamw"
     steps: int = 3
     microbatches: int = 4
+    schedule: str = "gpipe"
+    chunks: int = 2
     overlap: bool = True
     device: str = "auto"
 
@@ -129,6 +133,11 @@ class Run:
     def strategy(self) -> str:
         """The names of the strategies joined, for tables and messages: `data_parallel x tensor_parallel`."""
         return " x ".join(self.strategies) or "single_device"
+
+    @property
+    def in_gpipes_order(self) -> bool:
+        """Whether a pipeline runs in GPipe's order, which JAX's transpose of the forward program gives."""
+        return self.schedule == "gpipe" or (self.schedule == "naive" and self.microbatches == 1)
 
     def size(self, strategy: str) -> int:
         """The number of ranks along the axis of this strategy; 1 if the run does not use it."""
@@ -183,6 +192,7 @@ def impossible(run: Run) -> str | None:
         ("layers", problem.layers),
         ("steps", run.steps),
         ("microbatches", run.microbatches),
+        ("chunks", run.chunks),
     ):
         if value < 1:
             return f"{name} must be at least 1, got {value}"
@@ -197,8 +207,14 @@ def impossible(run: Run) -> str | None:
             return f"axis {axis.name} is named twice in the mesh"
         if AXES[axis.strategy] != axis.name:
             return f"{axis.strategy} uses the axis {AXES[axis.strategy]}, not {axis.name}"
+    if flaw := unfit(run.schedule, run.size("pipeline_parallel"), run.microbatches, run.chunks):
+        return flaw
+    if run.schedule != "gpipe" and "pipeline_parallel" not in run.strategies:
+        return f"the schedule {run.schedule} needs an axis pp; {run.strategy} has no pipeline"
+    if run.implementation == "annotated" and not run.in_gpipes_order:
+        return f"annotated can express GPipe's order only, not the schedule {run.schedule}; use torch or shard_map"
     rows, unit = problem.batch, max((strategies.of(axis.strategy).UNIT for axis in run.axes), default=1)
     for axis in run.axes:
         rows = min(strategies.of(axis.strategy).rows(rows, axis.size))
-    asked = Asked(problem, run.microbatches, rows, unit)
+    asked = Asked(problem, run.microbatches, rows, unit, run.schedule, run.chunks)
     return next((flaw for a in run.axes if (flaw := strategies.of(a.strategy).refusal(asked, a.size))), None)

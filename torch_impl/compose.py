@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contract.problem import Batch, Layer
-from contract.schedule import Action, actions, gpipe
 from contract.strategy import Run
 from torch_impl import model
 from torch_impl.buckets import overlapped_all_reduce
@@ -25,7 +25,6 @@ from torch_impl.mesh import Mesh
 from torch_impl.model import clear_grads, grads_of, squared_error
 
 Strategies = Sequence[Any]  # modules, outermost first
-BOTH = ("forward", "backward")
 
 
 def load(run: Run) -> Strategies:
@@ -55,14 +54,14 @@ def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Tensor:
     """The mean squared error over the samples of all ranks: a scalar, the same on every rank."""
     strategies, sums = load(run), Sums(load(run), mesh)
     with torch.no_grad():
-        passes(strategies, params, batch, mesh, run, sums.add, kinds=("forward",))
+        passes(strategies, params, batch, mesh, run, sums.add, forward_only=True)
     return sums.result()
 
 
 def loss_and_grads(
     params: list[Layer], batch: Batch, mesh: Mesh, run: Run, **watched: Any
 ) -> tuple[Tensor, list[Layer]]:
-    """The loss, and the gradients of a rank's shards. watched: `observe` and `input_grad` for a pipeline."""
+    """The loss, and the gradients of a rank's shards. watched: `observe`, `input_grad`, `kept` for a pipeline."""
     strategies = load(run)
     clear_grads(params)
     deferred = [s for s in strategies if run.overlap and getattr(s, "REPLICATED", False)][:1]
@@ -79,10 +78,14 @@ def loss_and_grads(
 
 
 class Sums:
-    """Sums the loss over all ranks: one scalar all_reduce per axis. Nothing has to wait for the last one."""
+    """Sums the loss over all ranks: one scalar all_reduce per axis. Nothing has to wait for the last one.
+
+    The last one is over a pipeline's stages, which are done with their forward passes at different times.
+    """
 
     def __init__(self, strategies: Strategies, mesh: Mesh) -> None:
-        self.strategies, self.mesh = [s for s in reversed(strategies) if hasattr(s, "total")], mesh
+        summing = [s for s in reversed(strategies) if hasattr(s, "total")]
+        self.strategies, self.mesh = sorted(summing, key=lambda s: hasattr(s, "execute")), mesh
         self.total: Tensor | None = None
         self.work: dist.Work | None = None
 
@@ -113,7 +116,7 @@ def passes(
     mesh: Mesh,
     run: Run,
     total: Callable[[Tensor], None],
-    kinds: Sequence[str] = BOTH,
+    forward_only: bool = False,
     **watched: Any,
 ) -> None:
     """Forward and backward passes in the pipeline's order if there is a pipeline; otherwise one of each."""
@@ -126,21 +129,22 @@ def passes(
     if pipeline is None:
         share = squared_error(forward(used(), batch.x, mesh), batch)
         total(share.detach())
-        if "backward" in kinds:
+        if not forward_only:
             share.backward()
         return
 
     # All microbatches accumulate gradients at the layers as used; these go back through `weights` once, at the end.
     whole = list(used())
     leaves = [Layer(*(p if p.is_leaf else p.detach().requires_grad_() for p in layer)) for layer in whole]
-    schedule = gpipe(mesh.size(pipeline.AXIS), run.microbatches)
-    todo: list[Action] = [a for a in actions(schedule, mesh.rank(pipeline.AXIS)) if a.kind in kinds]
-
-    def stage(x: Tensor) -> Tensor:
-        return forward(leaves, x, mesh)
-
-    pipeline.execute(stage, squared_error, total, batch, mesh, todo, run.microbatches, **watched)
+    assert mesh.schedule is not None
+    chunks, rest = [], leaves
+    for size in pipeline.chunk_sizes(run.problem.layers, mesh):
+        # Where W is put off, each unit of layers is a function of its own, so that only what W needs is kept.
+        step = mesh.unit if mesh.schedule.split else size
+        chunks.append([partial(forward, rest[i : i + step], mesh=mesh) for i in range(0, size, step)])
+        rest = rest[size:]
+    pipeline.execute(chunks, squared_error, total, batch, mesh, forward_only, **watched)
     pairs = [(p, leaf.grad) for a, b in zip(whole, leaves, strict=True) for p, leaf in zip(a, b, strict=True)]
     through = [(p, grad) for p, grad in pairs if not p.is_leaf and grad is not None]
-    if through and "backward" in kinds:
+    if through and not forward_only:
         torch.autograd.backward([p for p, _ in through], [grad for _, grad in through])

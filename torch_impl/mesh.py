@@ -9,16 +9,21 @@ import torch
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from contract.layout import unit_of
+from contract.layout import schedule_of, unit_of
+from contract.schedule import Schedule
 from contract.strategy import Run
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """groups: axis -> the process group of this rank along it. unit: how many layers a pipeline must keep together."""
+    """groups: axis -> the process group of this rank along it. unit: how many layers a pipeline must keep together.
+
+    schedule: of the pipeline, which says where the parts of the model live.
+    """
 
     groups: Mapping[str, ProcessGroup]
     unit: int = 1
+    schedule: Schedule | None = None
 
     def group(self, axis: str) -> ProcessGroup:
         """This rank and the ranks that differ from it along this axis alone."""
@@ -45,4 +50,5 @@ def make_device_mesh(run: Run, device: torch.device) -> DeviceMesh:
 
 def of_device_mesh(device_mesh: DeviceMesh, run: Run) -> Mesh:
     """The mesh of a run on a DeviceMesh with the same axes."""
-    return Mesh({name: device_mesh.get_group(name) for name in run.mesh.names}, unit_of(run))
+    groups = {name: device_mesh.get_group(name) for name in run.mesh.names}
+    return Mesh(groups, unit_of(run), schedule_of(run))

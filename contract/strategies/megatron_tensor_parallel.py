@@ -44,12 +44,12 @@ def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) 
 
 def communication(share: Share, n: int) -> Iterator[Sent]:
     """One all_reduce after every pair (g), and one before every pair whose input needs a gradient (f)."""
-    pairs, width = share.parts[::2], share.problem.width
+    width = share.problem.width
     for one in share.passes:
-        for part in pairs:
+        for part in share.parts_of(one)[::2]:
             yield Sent("all_reduce", one.rows * width, "forward", f"output of layer {part.layer + 1}")
     for one in share.passes:
-        for i, part in reversed(list(enumerate(pairs))):
+        for i, part in reversed(list(enumerate(share.parts_of(one)[::2]))):
             if i or one.input_grad:
                 yield Sent("all_reduce", one.rows * width, "backward", f"gradient of the input of layer {part.layer}")
 

@@ -1,28 +1,36 @@
 """Pipeline parallel (Huang et al., 1811.06965): the layers are split into stages, the batch into microbatches.
 
-Forward: permute of activations, (B / m) D e bytes for each of m microbatches and n - 1 stage boundaries. Backward:
-permute of their gradients, as many. The sends of one tick are one permute. GPipe's order has m + n - 1 ticks each way,
-but no stage sends in the last one, so there are m + n - 2 permutes. Under annotations a stage is a part of one shifted
+Forward: permute of activations, (B / m) D e bytes for each of m microbatches and each boundary between two parts of the
+model on different stages. Backward: permute of their gradients, as many. The sends of one tick are one permute. GPipe's
+order has m + n - 1 ticks each way, but no stage sends in the last one, so there are m + n - 2 permutes. In other
+orders, what is sent in one tick follows from the schedule (`contract.messages.levels`), and in JAX, where all stages
+run one program, from its rows (`contract.schedule_time.rows`). Under annotations a stage is a part of one shifted
 buffer (GSPMD, 2105.04663, section 3.3), and each of the m + n - 1 ticks permutes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
+from contract.messages import levels, programs
 from contract.problem import Problem, split_slices
+from contract.schedule import CHUNKED, Action, Parts, Schedule, parts_of
+from contract.schedule_time import rows as ticks_of
 from contract.share import Asked, Kept, Part, Sent, Share
 
 AXIS = "pp"
 UNIT = 1
+T = TypeVar("T")
 
 
 def refusal(asked: Asked, n: int) -> str | None:
-    """Every stage needs a layer, or a pair of layers, and every microbatch needs a sample."""
-    stages = asked.problem.layers // asked.unit
-    if stages < n:
+    """Every chunk of a stage needs a layer, or a pair of layers, and every microbatch needs a sample."""
+    layers, needed = asked.problem.layers // asked.unit, len(parts_of(asked.schedule, n, asked.chunks))
+    if layers < needed:
         of = "layers" if asked.unit == 1 else "pairs of layers"
-        return f"pipeline_parallel over {n} stages needs at least {n} {of}, got {stages}"
+        what = f"{n} stages of {needed // n} chunks" if asked.schedule in CHUNKED else f"{n} stages"
+        return f"pipeline_parallel over {what} needs at least {needed} {of}, got {layers}"
     if asked.microbatches > asked.rows:
         m, of_rank = asked.microbatches, " on every rank" if asked.rows < asked.problem.batch else ""
         return f"{m} microbatches need a batch of at least {m}{of_rank}, got {asked.rows}"
@@ -35,9 +43,15 @@ def rows(total: int, n: int) -> list[int]:
 
 
 def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) -> list[Part]:
-    """A stage's layers, whole. `unit` layers stay together."""
-    stage = split_slices(len(parts) // unit, n)[index]
-    return list(parts[stage.start * unit : stage.stop * unit])
+    """A stage's layers, whole, if every stage holds one chunk. `unit` layers stay together."""
+    return [part for chunk in chunks(parts, problem, n, index, unit, parts_of("gpipe", n)) for part in chunk]
+
+
+def chunks(layers: Sequence[T], problem: Problem, n: int, index: int, unit: int, places: Parts) -> list[list[T]]:
+    """The layers of each chunk of stage `index`. places: the (stage, chunk) of every part of the model."""
+    pieces = split_slices(len(layers) // unit, len(places))
+    mine = [(chunk, piece) for (stage, chunk), piece in zip(places, pieces, strict=True) if stage == index]
+    return [list(layers[piece.start * unit : piece.stop * unit]) for _, piece in sorted(mine, key=lambda one: one[0])]
 
 
 def communication(share: Share, n: int) -> Iterator[Sent]:
@@ -51,17 +65,49 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
         yield Sent(op, size, "backward", "gradients of every tick", edges=back, tick=1, times=ticks)
         yield share.loss()
         return
+    assert share.schedule is not None
+    number = 0
     for phase, what in (("forward", "activations"), ("backward", "gradients")):
-        for tick in range(m + n - 2):
-            # the backward pass is the mirror image: stage n - 1 - s sends s ticks after the last stage
-            sending = [s for s in range(n - 1) if 0 <= tick - s < m]
-            most = max(rows[tick - s] for s in sending)
-            edges = tuple((s, s + 1) if phase == "forward" else (n - 1 - s, n - 2 - s) for s in sending)
-            number = tick if phase == "forward" else m + n + tick
+        sent = of_phase(share.schedule, phase, share.by_ticks)
+        for tick, together in enumerate(sent):
+            most = max(rows[action.microbatch] for action in together)
+            edges = tuple(sorted(edge(share.schedule, action) for action in together))
             yield Sent("collective_permute", most * width, phase, f"{what} of tick {tick}", None, edges, number)
+            number += 1
     yield share.loss()
 
 
+def of_phase(schedule: Schedule, phase: str, by_ticks: bool = False) -> list[list[Action]]:
+    """What is sent in each tick of the forward or backward phase, without the ticks in which nothing is.
+
+    A permute gives each rank at most one message, so what exceeds that is a permute of its own.
+    """
+    if by_ticks:
+        timed: Iterable[tuple[int, Action]] = [
+            (tick, action) for tick, row in enumerate(ticks_of(schedule)) for action in row if action is not None
+        ]
+    else:
+        timed = levels(schedule, programs(schedule))
+    found: dict[int, list[list[Action]]] = {}
+    for tick, action in timed:
+        target = schedule.target(action)
+        if target is None or target.stage == action.stage or (action.kind == "forward") != (phase == "forward"):
+            continue
+        permutes = found.setdefault(tick, [[]])
+        reached = [edge(schedule, each)[1] for each in permutes[-1]]
+        if target.stage in reached:
+            permutes.append([])
+        permutes[-1].append(action)
+    return [sorted(together) for tick in sorted(found) for together in found[tick]]
+
+
+def edge(schedule: Schedule, action: Action) -> tuple[int, int]:
+    """From the stage of an action to the one that needs its result."""
+    target = schedule.target(action)
+    assert target is not None
+    return action.stage, target.stage
+
+
 def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
-    """A stage keeps what a single device keeps of its layers, of all microbatches: all forward passes come first."""
+    """Of a microbatch a stage keeps what a single device keeps of its layers. The schedule says how many at a time."""
     return list(layers), residual

@@ -40,11 +40,11 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     """An all_gather of every layer's input that is split, the reduce_scatter of its gradient, and the loss."""
     width = share.problem.width
     for one in share.passes:
-        for i, part in enumerate(share.parts):
+        for i, part in enumerate(share.parts_of(one)):
             if i or one.input_split:
                 yield Sent("all_gather", one.rows * width, "forward", f"input of layer {part.layer}")
     for one in share.passes:
-        for i, part in reversed(list(enumerate(share.parts))):
+        for i, part in reversed(list(enumerate(share.parts_of(one)))):
             if i or one.input_grad:
                 yield Sent(
                     "reduce_scatter", one.rows * width, "backward", f"gradient of the input of layer {part.layer}"
