@@ -89,12 +89,12 @@ def can(best: Callable[[float], Prediction], value: float) -> bool:
 
 
 def shortlist(found: Sequence[Candidate], machine: Machine, factor: float) -> set[tuple[object, ...]]:
-    """(axes, microbatches) of the meshes with the lowest bounds if activations grow by a factor."""
+    """(axes, microbatches, schedule) of the meshes with the lowest bounds if activations grow by a factor."""
 
     def bound(one: Candidate) -> float:
         return replace(one, first=one.first.scaled(factor)).rough(machine.network)
 
-    return {(one.run.axes, one.run.microbatches) for one in sorted(found, key=bound)[:MOST_EXACT]}
+    return {key(one.run) for one in sorted(found, key=bound)[:MOST_EXACT]}
 
 
 def crossings(
@@ -134,7 +134,12 @@ def between(
 
 def same(a: Run, b: Run) -> bool:
     """Whether two runs differ in their problem alone."""
-    return (a.axes, a.microbatches) == (b.axes, b.microbatches)
+    return key(a) == key(b)
+
+
+def key(run: Run) -> tuple[object, ...]:
+    """What tells a run from others of the same problem."""
+    return run.axes, run.microbatches, run.schedule
 
 
 def sensitivity(best: Prediction, machine: Machine) -> Mapping[str, float]:
@@ -162,9 +167,7 @@ def sensitivity(best: Prediction, machine: Machine) -> Mapping[str, float]:
     links = {"links inside a host": {"inside": 2 * network.inside.bandwidth}}
     if network.hosts > 1:
         links["links between hosts"] = {"between": 2 * network.between.bandwidth}
-    found = {
-        name: seconds(replace(machine, network=network.with_links(**rate))) for name, rate in links.items()
-    }
+    found = {name: seconds(replace(machine, network=network.with_links(**rate))) for name, rate in links.items()}
     return found | {
         "latency": seconds(replace(machine, network=prompt)),
         "compute": seconds(replace(machine, device=replace(device, rates=rates))),

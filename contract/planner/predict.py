@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from contract import memory
-from contract.planner.bounds import Stage, lasting, replayed, stages_of
+from contract.planner.bounds import Groups, Stage, lasting, replayed, stages_of
 from contract.planner.places import Place, Placement, placement
 from contract.planner.program import Begin, Instructions, Send, step
 from contract.planner.simulate import simulate
@@ -48,11 +48,6 @@ class Prediction:
         """max(compute, communication): what a rule of thumb predicts, for comparison."""
         return max(self.compute + self.update, sum(self.communication.values())) + self.overhead
 
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What tells it from other predictions for the same machine and problem."""
-        return self.run.axes, self.run.microbatches
-
 
 def predict(run: Run, machine: Machine, stages: list[Stage] | None = None) -> Prediction:
     """One step. stages: of the run on these devices, where they are known. Raises ValueError for a mesh that does not
@@ -62,12 +57,12 @@ def predict(run: Run, machine: Machine, stages: list[Stage] | None = None) -> Pr
         stages = stages or stages_of(run, machine, placed.ranks)
     if stages and run.problem.layers > MOST_SIMULATED:
         return by_replay(run, machine, placed, stages)
-    made = [step(run, rank, machine.device, timetable(run).schedule) for rank in placed.ranks]
+    made = [step(run, rank, machine.device) for rank in placed.ranks]
     outcome = simulate(made, placed.places, machine.network)
     last = max(range(len(made)), key=lambda i: outcome.ends[i])
     spent, waits, bubble = outcome.spent[last], dict(outcome.waits[last]), 0.0
     if stages:
-        alone = replayed(run, stages, placed, machine.network, timetable(run).schedule, last)
+        alone = replayed(run, stages, placed, machine.network, last)
         bubble = min(alone.bubble, waits.get("pp", 0.0))
         waits["pp"] = waits.get("pp", 0.0) - bubble
     return Prediction(
@@ -89,39 +84,42 @@ def seconds_of(run: Run, machine: Machine) -> float:
     placed = placement(run, machine.network)
     if len(placed.ranks) > 1 and run.problem.layers > MOST_SIMULATED:
         stages = stages_of(run, machine, placed.ranks)
-        return replayed(run, stages, placed, machine.network, timetable(run).schedule, bubble=False).seconds
+        return replayed(run, stages, placed, machine.network, with_bubble=False).seconds
     return predict(run, machine).seconds
 
 
 def by_replay(run: Run, machine: Machine, placed: Placement, stages: list[Stage]) -> Prediction:
     """A pipeline of very many passes."""
-    found = replayed(run, stages, placed, machine.network, timetable(run).schedule)
-    stage, groups, m = stages[found.last], placed.places[found.last].groups, run.microbatches
+    found, counts = replayed(run, stages, placed, machine.network), timetable(run).counts
+    stage, groups = stages[found.last], placed.places[found.last].groups
     exposed, communicated = {"pp": found.idle - found.bubble}, {"pp": found.sending}
-    for lump in (stage.forward, stage.backward):
-        for key, times in lump.waited.items():
-            taken = m * lasting(Counter({key: times}), groups, machine.network)
+    for what, times in counts[found.last].items():
+        for key, often in stage.passes[what].waited.items():
+            taken = times * lasting(Counter({key: often}), groups, machine.network)
             exposed[key[0]] = exposed.get(key[0], 0.0) + taken
             communicated[key[0]] = communicated.get(key[0], 0.0) + taken
-    for key, times in stage.last.beside.items():
-        taken = lasting(Counter({key: times}), groups, machine.network)
+    for key, often in (*stage.gradients.beside.items(), *stage.gradients.waited.items()):
+        taken = lasting(Counter({key: often}), groups, machine.network)
         communicated[key[0]] = communicated.get(key[0], 0.0) + taken
-        exposed.setdefault(key[0], 0.0)
-    if found.beside:
-        among = next(iter(stage.last.beside), next(iter(stage.last.waited), ("pp",)))[0]
-        exposed[among] = exposed.get(among, 0.0) + found.beside
+        exposed[key[0]] = exposed.get(key[0], 0.0) + found.after * taken / max(total_of(stage, groups, machine), 1e-30)
+    computed = sum(times * stage.passes[what].seconds for what, times in counts[found.last].items())
     return Prediction(
         run,
         found.seconds,
-        m * (stage.forward.seconds + stage.backward.seconds),
+        computed,
         exposed,
         found.bubble,
-        stage.update.seconds - machine.device.overhead,
+        stage.update - machine.device.overhead,
         machine.device.overhead,
         communicated,
         (needed := most_memory(run, placed.ranks)),
         total(needed) <= machine.device.memory,
     )
+
+
+def total_of(stage: Stage, groups: Groups, machine: Machine) -> float:
+    """Seconds of all collectives of a stage's gradients."""
+    return lasting(stage.gradients.beside + stage.gradients.waited, groups, machine.network)
 
 
 def most_memory(run: Run, ranks: Sequence[int]) -> memory.Memory:

@@ -10,13 +10,15 @@ It follows from what the contract says of every strategy: what a rank holds (`co
     gradient of a parameter         as soon as it is ready, in buckets; the update waits for all of them
     loss                            after the forward passes; the update waits for it
 
-A bias's gradient is ready before its layer's products, a weight's after both of them. A stage of a pipeline posts the
-receive for its next action before it computes, as `torch_impl/explicit/pipeline_parallel.py` does.
+A bias's gradient is ready before its layer's products, a weight's after both of them, or after its own where a
+schedule splits the backward pass. What a stage of a pipeline runs, sends and is ready to receive is that of
+`contract.messages`.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,9 +27,10 @@ from typing import NamedTuple
 from contract import strategies
 from contract.buckets import bucketed
 from contract.layout import share
+from contract.messages import programs
 from contract.planner.work import seconds, update_bytes
 from contract.problem import BYTES
-from contract.schedule import Action, Schedule, actions
+from contract.schedule import Action
 from contract.share import Part, Pass, Sent, Share
 from contract.strategy import Axis, Run
 from shardiff.devices import Device
@@ -85,6 +88,7 @@ class Receive(NamedTuple):
 
 Instruction = Compute | Begin | End | Send | Post | Receive
 Instructions = list[Instruction]
+Kind = tuple[int, int]  # of passes: their rows, and their first layer
 
 
 @dataclass
@@ -113,9 +117,9 @@ class Builder:
         self.run, self.device, self.share = run, device, share(run, rank)
         self.pending: list[str] = []  # collectives that the update waits for
         self.buckets = Buckets(run, self.share)
-        self.placed: dict[Pass, Placed] = {}
-        self.known: dict[tuple[str, Pass], Instructions] = {}
-        self.work = [self.seconds_of(part) for part in self.share.parts]
+        self.placed: dict[Kind, Placed] = {}
+        self.known: dict[tuple[str, Kind], Instructions] = {}
+        self.work = {part.layer: self.seconds_of(part) for part in self.share.parts}
 
     def seconds_of(self, part: Part) -> Callable[[int], tuple[float, float]]:
         features, outputs = shape_of(part, self.run)
@@ -123,9 +127,14 @@ class Builder:
 
     def of(self, one: Pass) -> Placed:
         """The collectives of a pass."""
-        if one not in self.placed:
-            self.placed[one] = placed_of(self.run, self.share, one)
-        return self.placed[one]
+        kind = self.alike(one)
+        if kind not in self.placed:
+            self.placed[kind] = placed_of(self.run, self.share, one)
+        return self.placed[kind]
+
+    def alike(self, one: Pass) -> Kind:
+        """What passes have in common that are alike: their rows, and their first layer."""
+        return one.rows, self.share.parts_of(one)[0].layer
 
     def start(self, axis: str, sent: Sent) -> Begin:
         size = sent.elements * BYTES[sent.dtype or self.run.problem.dtype]
@@ -137,39 +146,45 @@ class Builder:
             yield from (begin, End(begin.key))
 
     def forward(self, one: Pass) -> Instructions:
-        """One forward pass through all layers of the rank."""
-        if (known := self.known.get(("forward", one))) is not None:
+        """One forward pass through the layers of a pass."""
+        if (known := self.known.get(("forward", self.alike(one)))) is not None:
             return known
         todo: Instructions = []
         placed = self.of(one)
-        for part, work in zip(self.share.parts, self.work, strict=True):
-            product, elementwise = work(one.rows)
+        for part in self.share.parts_of(one):
+            product, elementwise = self.work[part.layer](one.rows)
             todo += self.wait_for(placed.get("before forward", part.layer))
             todo.append(Compute(product, "forward"))
             todo += self.wait_for(placed.get("after forward", part.layer))
             if elementwise:
                 todo.append(Compute(elementwise, "forward"))
-        self.known["forward", one] = todo
+        self.known["forward", self.alike(one)] = todo
         return todo
 
-    def backward(self, one: Pass, last: bool) -> Instructions:
-        """One backward pass. last: whether it completes the gradients."""
-        if not last and (known := self.known.get(("backward", one))) is not None:
+    def backward(self, one: Pass, kind: str = "backward", last: bool = True) -> Instructions:
+        """One backward pass. kind: "backward", or the half of it that a schedule splits off: "backward_input" or
+        "backward_weight". last: whether it completes the gradients of its layers."""
+        complete = last and kind != "backward_input"
+        if not complete and (known := self.known.get((kind, self.alike(one)))) is not None:
             return known
         todo: Instructions = []
-        placed = self.of(one)
-        for i, (part, work) in reversed(list(enumerate(zip(self.share.parts, self.work, strict=True)))):
-            product, elementwise = work(one.rows)
-            if elementwise:
+        placed, parts = self.of(one), self.share.parts_of(one)
+        for i, part in reversed(list(enumerate(parts))):
+            product, elementwise = self.work[part.layer](one.rows)
+            of_input = kind != "backward_weight"
+            if elementwise and of_input:
                 todo.append(Compute(elementwise, "backward"))
-            if last:
+            if complete:
                 todo += self.gradient(part.layer, "b", placed)
-            todo.append(Compute((2 if i or one.input_grad else 1) * product, "backward"))
-            if last:
+            products = (kind != "backward_input") + (of_input and bool(i or one.input_grad))
+            if products:
+                todo.append(Compute(products * product, "backward"))
+            if complete:
                 todo += self.gradient(part.layer, "w", placed)
-            todo += self.wait_for(placed.get("after backward", part.layer))
-        if not last:
-            self.known["backward", one] = todo
+            if of_input:
+                todo += self.wait_for(placed.get("after backward", part.layer))
+        if not complete:
+            self.known[kind, self.alike(one)] = todo
         return todo
 
     def gradient(self, layer: int, name: str, placed: Placed) -> Iterator[Instruction]:
@@ -245,57 +260,47 @@ def placed_of(run: Run, mine: Share, one: Pass) -> Placed:
     return placed
 
 
-def step(run: Run, rank: int, device: Device, schedule: Schedule = ()) -> Instructions:
-    """What `rank` does in a step. schedule: of a pipeline. Raises ValueError for what the planner does not know."""
+def step(run: Run, rank: int, device: Device) -> Instructions:
+    """What `rank` does in a step. Raises ValueError for what the planner does not know."""
     built = Builder(run, rank, device)
     axis = next((axis for axis in run.axes if axis.strategy == "pipeline_parallel" and axis.size > 1), None)
     if axis is not None:
-        return [*pipeline(built, run.mesh.coordinates(rank)[axis.name], axis, schedule), *built.finish()]
+        return [*pipeline(built, run.mesh.coordinates(rank)[axis.name], axis), *built.finish()]
     one = built.share.passes[0]
     loss = built.of(one).get("loss", -1)
-    return [*built.forward(one), *built.loss(loss), *built.backward(one, last=True), *built.finish()]
+    return [*built.forward(one), *built.loss(loss), *built.backward(one), *built.finish()]
 
 
-def pipeline(built: Builder, stage: int, axis: Axis, schedule: Schedule) -> Iterator[Instruction]:
-    """The actions of one stage, with the messages between stages and the collectives inside each pass."""
-    todo, last = actions(schedule, stage), axis.size - 1
+def pipeline(built: Builder, stage: int, axis: Axis) -> Iterator[Instruction]:
+    """The program of one stage, with the collectives inside each pass."""
+    schedule, m = built.share.schedule, built.run.microbatches
+    assert schedule is not None
     size = BYTES[built.run.problem.dtype] * built.share.features
-    forward_left = sum(action.kind == "forward" for action in todo)
-    backward_left = len(todo) - forward_left
-
-    def source(action: Action) -> int:
-        return stage - 1 if action.kind == "forward" else stage + 1
-
-    def target(action: Action) -> int:
-        return stage + 1 if action.kind == "forward" else stage - 1
-
-    def post(action: Action | None) -> Iterator[Instruction]:
-        if action is not None and 0 <= source(action) <= last:
-            yield Post(message(action, stage))
-
-    yield from post(todo[0])
-    for action, following in zip(todo, [*todo[1:], None], strict=True):
-        if 0 <= source(action) <= last:
-            yield Receive(message(action, stage))
-        ahead = following is not None and source(following) != target(action)
-        if ahead:
-            yield from post(following)
-        one = built.share.passes[action.microbatch]
-        if action.kind == "forward":
-            yield from built.forward(one)
-            forward_left -= 1
-        else:
-            backward_left -= 1
-            yield from built.backward(one, last=backward_left == 0)
-        if 0 <= target(action) <= last:
-            yield Send(message(action, target(action)), target(action), one.rows * size)
-        if forward_left == 0 and action.kind == "forward":
-            inside = built.of(one).get("loss", -1)
+    left = Counter(action.chunk for action in schedule.orders[stage] if action.kind in COMPLETING)
+    for op, action in programs(schedule)[stage]:
+        if action is None:
+            inside = built.of(built.share.passes[0]).get("loss", -1)
             yield from built.loss([*inside, (axis.name, built.share.loss())])
-        if not ahead:
-            yield from post(following)
+            continue
+        one = built.share.passes[action.chunk * m + action.microbatch]
+        if op == "receive":
+            yield Post(message(action))
+        elif op == "send":
+            target = schedule.target(action)
+            assert target is not None
+            yield Send(message(action), target.stage, one.rows * size)
+        else:
+            source = schedule.source(action)
+            if source is not None and source.stage != stage:
+                yield Receive(message(source))
+            left[action.chunk] -= action.kind in COMPLETING
+            last = action.kind in COMPLETING and left[action.chunk] == 0
+            yield from built.forward(one) if action.kind == "forward" else built.backward(one, action.kind, last)
 
 
-def message(action: Action, stage: int) -> str:
-    """The name of what an action needs before it can run on a stage."""
-    return f"{action} of stage {stage}"
+COMPLETING = ("backward", "backward_weight")  # the passes that add to the gradients of the weights
+
+
+def message(action: Action) -> str:
+    """The name of an action's result."""
+    return f"{action} of stage {action.stage}"

@@ -11,12 +11,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import permutations
+from itertools import permutations, product
 
 from contract.planner.bounds import Stage, replayed, rough, stage_of, stages_of
 from contract.planner.places import Placement, placement, spread
 from contract.planner.predict import Prediction, most_memory, predict, total
-from contract.planner.timetable import timetable
 from contract.problem import Problem
 from contract.strategy import AXES, USUAL, Axes, Axis, Run
 from shardiff.cost import Network
@@ -29,12 +28,13 @@ ORDER = ("pp", "dp")  # outermost first, before all others: the order that is ke
 @dataclass(frozen=True)
 class Asked:
     """What to plan for. strategies: for axes that should not have their usual one. microbatches: of a pipeline; if
-    empty, as many as it has stages, twice and four times as many."""
+    empty, as many as it has stages, twice and four times as many. schedules: of a pipeline."""
 
     problem: Problem
     optimizer: str = "adamw"
     strategies: tuple[str, ...] = ()
     microbatches: tuple[int, ...] = ()
+    schedules: tuple[str, ...] = ("gpipe",)
 
 
 @dataclass
@@ -50,13 +50,12 @@ class Candidate:
 
     def rough(self, network: Network) -> float:
         """Seconds that a step takes at least, from the first stage alone."""
-        return rough(self.run, self.first, self.placed, network, timetable(self.run))
+        return rough(self.run, self.first, self.placed, network)
 
     def replayed(self, machine: Machine) -> float:
         """Seconds that a step of a pipeline takes at least, from a replay of its schedule."""
         self.stages = self.stages or stages_of(self.run, machine, self.placed.ranks)
-        schedule = timetable(self.run).schedule
-        return replayed(self.run, self.stages, self.placed, machine.network, schedule, bubble=False).seconds
+        return replayed(self.run, self.stages, self.placed, machine.network, with_bubble=False).seconds
 
 
 @dataclass(frozen=True)
@@ -110,19 +109,21 @@ def orders(used: Mapping[str, int], network: Network) -> Iterator[tuple[str, ...
 def candidates(
     machine: Machine, asked: Asked, only: Collection[tuple[object, ...]] | None = None
 ) -> tuple[list[Candidate], int]:
-    """Every run that can work, and the number of meshes that cannot. only: (axes, microbatches) of those to look at."""
+    """Every run that can work, and the number of meshes that cannot.
+
+    only: (axes, microbatches, schedule) of those to look at.
+    """
     chosen = USUAL | {str(AXES[strategy]): strategy for strategy in asked.strategies}
     found, refused = [], 0
     for used in sizes(machine.network.size, tuple(chosen)):
-        counts = asked.microbatches or tuple(used["pp"] * times for times in (1, 2, 4)) if "pp" in used else (1,)
-        for microbatches in counts:
+        for microbatches, schedule in pipelines(used.get("pp", 1), asked):
             made: Stage | None = None
             needs = 0
             for order in orders(used, machine.network):
                 axes = tuple(Axis(name, used[name], chosen[name]) for name in order)
-                if only is not None and (axes, microbatches) not in only:
+                if only is not None and (axes, microbatches, schedule) not in only:
                     continue
-                run = run_of(asked, axes, microbatches)
+                run = run_of(asked, axes, microbatches, schedule)
                 if run is None:
                     refused += 1
                     break
@@ -133,7 +134,13 @@ def candidates(
     return found, refused
 
 
-def run_of(asked: Asked, axes: Axes, microbatches: int) -> Run | None:
+def pipelines(stages: int, asked: Asked) -> Iterator[tuple[int, str]]:
+    """Microbatches and schedules for a pipeline of so many stages."""
+    counts = asked.microbatches or tuple(stages * times for times in (1, 2, 4))
+    yield from product(counts, asked.schedules) if stages > 1 else [(1, "gpipe")]
+
+
+def run_of(asked: Asked, axes: Axes, microbatches: int, schedule: str) -> Run | None:
     """The run of these axes; None if it cannot work."""
     try:
         return Run(
@@ -141,6 +148,7 @@ def run_of(asked: Asked, axes: Axes, microbatches: int) -> Run | None:
             problem=asked.problem,
             optimizer=asked.optimizer,
             microbatches=microbatches,
+            schedule=schedule,
         )
     except ValueError:
         return None

@@ -1,88 +1,124 @@
-"""A pipeline's schedule with what the planner needs of it: a replay with given times, and its longest chain."""
+"""A pipeline's schedule as the planner replays it: with the times of its passes and messages, thousands of times."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
-from contract.schedule import Schedule, gpipe
+from contract.schedule import Schedule, make
 from contract.strategy import Run
+
+What = tuple[int, str]  # a chunk of a stage, and a kind of pass
+
+
+class Beat(NamedTuple):
+    """One action: its stage, what it does, the beat whose result it needs, or -1, and the link on which its own result
+    goes to another stage, or -1."""
+
+    stage: int
+    what: What
+    needs: int
+    link: int
 
 
 @dataclass(frozen=True)
 class Timetable:
-    """schedule: empty without a pipeline. chain: of the first stage."""
+    """beats: every action after what it needs. links: (from, to) stages. counts: for each stage, how often it does
+    what. chain: the longest chain of passes and messages up to the end of the first stage, if all passes of a kind take
+    as long, and a backward pass twice as long as a forward pass: how often it has what, and how many messages. With
+    other times another chain may be longer, but this one takes its time in any case."""
 
-    schedule: Schedule
-    chain: Chain
+    beats: tuple[Beat, ...] = ()
+    links: tuple[tuple[int, int], ...] = ()
+    counts: tuple[Mapping[What, int], ...] = ()
+    chain: Mapping[What, int] | None = None
+    messages: int = 0
+
+    @property
+    def stages(self) -> int:
+        return len(self.counts)
 
 
 def timetable(run: Run) -> Timetable:
-    """Of the pipeline of a run."""
-    return _timetable(run.size("pipeline_parallel"), run.microbatches)
+    """Of the pipeline of a run; empty without one."""
+    stages = run.size("pipeline_parallel")
+    return _timetable(run.schedule, stages, run.microbatches, run.chunks) if stages > 1 else Timetable()
 
 
 @lru_cache(256)
-def _timetable(stages: int, microbatches: int) -> Timetable:
-    if stages == 1:
-        return Timetable((), Chain(1, 1, 0))
-    schedule = gpipe(stages, microbatches)
-    return Timetable(schedule, critical(schedule))
+def _timetable(name: str, stages: int, microbatches: int, chunks: int) -> Timetable:
+    schedule = make(name, stages, microbatches, chunks)
+    links = {pair: i for i, pair in enumerate(sorted({(s, t) for s, t in neighbours(schedule)}))}
+    beats = tuple(ordered(schedule, links))
+    counts = tuple(Counter((a.chunk, a.kind) for a in order) for order in schedule.orders)
+    table = Timetable(beats, tuple(links), counts)
+    kinds = sorted({what for each in counts for what in each})
+    small = 1e-6
+
+    def end(longer: What | None = None, message: float = 0.0) -> float:
+        times = {what: (2.0 if what[1] == "backward" else 1.0) + small * (what == longer) for what in kinds}
+        return replay(table, [times] * stages, [(message, 0.0)] * len(links))[0]
+
+    whole = end()
+    chain = {what: round((end(what) - whole) / small) for what in kinds}
+    return Timetable(beats, table.links, counts, chain, round((end(None, small) - whole) / small))
 
 
-@dataclass(frozen=True)
-class Chain:
-    """How many passes and messages follow one another in the longest chain of a schedule, if a backward pass takes
-    twice as long as a forward pass. With other times another chain may be longer, so a bound is what this one takes."""
-
-    forward: int
-    backward: int
-    messages: int
+def neighbours(schedule: Schedule) -> Iterator[tuple[int, int]]:
+    """The (from, to) stages between which results go, both ways."""
+    for (a, _), (b, _) in zip(schedule.parts, schedule.parts[1:], strict=False):
+        if a != b:
+            yield from ((a, b), (b, a))
 
 
-def critical(schedule: Schedule) -> Chain:
-    """The chain that ends with the last action of the first stage."""
-    stages, small = len(schedule[0]), 1e-6
-
-    def end(forward: float, backward: float, message: float) -> float:
-        idle = replay(schedule, [forward] * stages, [backward] * stages, [(message, 0.0)] * (stages - 1))
-        work = sum((forward if a.kind == "forward" else backward) for row in schedule if (a := row[0]) is not None)
-        return idle[0] + work
-
-    whole = end(1.0, 2.0, 0.0)
-    slopes = end(1 + small, 2.0, 0.0), end(1.0, 2 + small, 0.0), end(1.0, 2.0, small)
-    return Chain(*(round((one - whole) / small) for one in slopes))
+def ordered(schedule: Schedule, links: Mapping[tuple[int, int], int]) -> Iterator[Beat]:
+    """All actions, each after those that it needs."""
+    part = {place: i for i, place in enumerate(schedule.parts)}
+    last = len(schedule.parts) - 1
+    done: dict[tuple[bool, int, int], int] = {}  # (whether forward, part, microbatch) -> the beat that made it
+    at, count, moved = [0] * schedule.stages, 0, True
+    while moved:
+        moved = False
+        for stage, order in enumerate(schedule.orders):
+            while at[stage] < len(order):
+                kind, _, chunk, microbatch = order[at[stage]]
+                here, forward = part[stage, chunk], kind == "forward"
+                needs, link = -1, -1
+                if kind != "backward_weight":
+                    source, target = (here - 1, here + 1) if forward else (here + 1, here - 1)
+                    if 0 <= source <= last:
+                        if (forward, source, microbatch) not in done:
+                            break
+                        needs = done[forward, source, microbatch]
+                    if 0 <= target <= last and schedule.parts[target][0] != stage:
+                        link = links[stage, schedule.parts[target][0]]
+                    done[forward, here, microbatch] = count
+                yield Beat(stage, (chunk, kind), needs, link)
+                count, at[stage], moved = count + 1, at[stage] + 1, True
 
 
 def replay(
-    schedule: Schedule, forward: list[float], backward: list[float], messages: list[tuple[float, float]]
+    table: Timetable, times: Sequence[Mapping[What, float]], messages: Sequence[tuple[float, float]]
 ) -> list[float]:
-    """Seconds that each stage is idle before its last pass ends.
+    """When each stage has ended its last pass.
 
-    forward, backward: seconds of a pass of each stage. messages: of the boundaries between stages: how long a message
-    takes on the link, and how long it is on its way after that.
+    times: of each stage, the seconds of what it does. messages: of each link, how long a message takes on it, one after
+    the other, and how long it is on its way after that.
     """
-    stages = len(forward)
-    free, worked = [0.0] * stages, [0.0] * stages
-    down_links, up_links = [0.0] * stages, [0.0] * stages
-    done: dict[tuple[str, int, int], list[float]] = {}
-    for row in schedule:
-        for action in row:
-            if action is None:
-                continue
-            kind, stage, chunk, microbatch = action
-            arrived = done.get((kind, chunk, microbatch))
-            if arrived is None:
-                arrived = done[kind, chunk, microbatch] = [0.0] * stages
-            start = arrived[stage] if arrived[stage] > free[stage] else free[stage]
-            if kind == "forward":
-                taken, links, boundary, to = forward[stage], down_links, stage, stage + 1
-            else:
-                taken, links, boundary, to = backward[stage], up_links, stage - 1, stage - 1
-            free[stage] = end = start + taken
-            worked[stage] += taken
-            if 0 <= to < stages:
-                sending, way = messages[boundary]
-                links[boundary] = busy = (links[boundary] if links[boundary] > end else end) + sending
-                arrived[to] = busy + way
-    return [end - busy for end, busy in zip(free, worked, strict=True)]
+    free, links = [0.0] * table.stages, [0.0] * len(table.links)
+    there: list[float] = []
+    for stage, what, needs, link in table.beats:
+        start = free[stage]
+        if needs >= 0 and there[needs] > start:
+            start = there[needs]
+        free[stage] = end = start + times[stage][what]
+        if link >= 0:
+            sending, way = messages[link]
+            links[link] = busy = (links[link] if links[link] > end else end) + sending
+            there.append(busy + way)
+        else:
+            there.append(end)
+    return free
