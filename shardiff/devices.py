@@ -19,8 +19,8 @@ from shardiff.cost import Link, Measured, Network
 from shardiff.mesh import MOST_RANKS
 from shardiff.system.inputs import NotJson, read_json
 
-# Of the peak, what products reach: 770 to 800 of 989 TFLOP/s in bfloat16, 8192^3, random data, measured on an H200
-# (docs/gpu.md). It is taken for all devices of the table, since no other one was measured here.
+# Of the peak, what products reach: 770 to 800 of 989 TFLOP/s in bfloat16, 8192^3, random data, as this project measured
+# on an H200. It is taken for all devices of the table, since no other one was measured.
 ATTAINED = 0.79
 NCCL = "NCCL src/graph/tuning.cc, ring, Simple protocol: 8.4 us a call, 3.4 us an NVLink step, 9.6 us a network step"
 BOOK = "How to Scale Your Model, tpus.md: one-way ICI bandwidth of a link, 1 us a hop, 25 GB/s of DCN a host"
@@ -131,7 +131,7 @@ def parse(text: str) -> Machine:
     network = Network(
         Link(sheet.link, step), Link(sheet.interface * interfaces, over), hosts, devices, interfaces, call
     )
-    reached = f"products reach {ATTAINED:.0%} of the peak, as measured on an H200 (docs/gpu.md)"
+    reached = f"products reach {ATTAINED:.0%} of the peak, as this project measured on an H200"
     rates = {dtype: ATTAINED * peak for dtype, peak in sheet.peak.items()}
     sources = (sheet.source, f"memory: {family.source}", reached)
     return Machine(Device(name, rates, family.memory, family.memory_bandwidth, sources=sources), network, sheet.source)

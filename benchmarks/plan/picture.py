@@ -46,6 +46,9 @@ def picture(answer: Plan, path: Path) -> None:
     )
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     what = "of the links of one host to the others" if answer.level == "between" else "of the links of one device"
     axes.set_xlabel(f"rate {what}, GB/s each way")
     axes.set_ylabel("predicted step, ms")
