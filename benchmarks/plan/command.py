@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks.options import BATCH, DTYPE, JSON, LAYERS, WIDTH
+from benchmarks.options import BATCH, DTYPE, JSON, LAYERS, OUTPUT, WIDTH
 from shardiff.cli.answers import one_of, refuse, repeatable
 
 if TYPE_CHECKING:
@@ -43,10 +44,10 @@ def plan(
         list[int] | None, repeatable("N", "Of a pipeline. Default: 1, 2 and 4 times its stages.")
     ] = None,
     schedule: Annotated[list[str] | None, repeatable("NAME", "Of a pipeline: gpipe, 1f1b, ... Default: gpipe.")] = None,
-    batch: Annotated[int, BATCH] = 4096,
-    width: Annotated[int, WIDTH] = 8192,
-    layers: Annotated[int, LAYERS] = 16,
-    dtype: Annotated[str, DTYPE] = "bfloat16",
+    batch: Annotated[int | None, BATCH] = None,
+    width: Annotated[int | None, WIDTH] = None,
+    layers: Annotated[int | None, LAYERS] = None,
+    dtype: Annotated[str | None, DTYPE] = None,
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="sgd or adamw.")] = "adamw",
     top: Annotated[int, typer.Option(metavar="N", help="How many meshes to show.")] = 10,
     crossovers: Annotated[
@@ -62,32 +63,60 @@ def plan(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw step time over the rate of the links to this file.")
     ] = None,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Run every mesh on this machine over links shaped to order; see --shape.")
+    ] = False,
+    shape: Annotated[
+        list[str] | None, repeatable("HOSTSxRANKS", "To prove: 1x2, 1x4, 2x2, ... Default: these three.")
+    ] = None,
+    rate: Annotated[
+        list[str] | None, repeatable("RATE", "To prove: of the links. Default: 50, 100, 200 and 500mbit.")
+    ] = None,
+    real: Annotated[
+        bool, typer.Option("--real", help="To prove: with the CPU's own speed, not with a paced device of 2 GFLOP/s.")
+    ] = False,
+    iterations: Annotated[int, typer.Option(metavar="N", help="To prove: steps of each mesh.")] = 3,
+    output: Annotated[Path | None, OUTPUT] = None,
     json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Predict the step time and memory of every mesh on given devices and links, and rank the meshes."""
+    """Predict the step time and memory of every mesh on given devices and links, and rank the meshes.
+
+    With --prove, run them too: each rank in a network namespace of its own, over links of the stated rates.
+    Exit status of that: 1 if a value, the bytes on a link, or a rate is not what it should be.
+    """
     from benchmarks.plan import plan as planning
     from contract.optimizer import OPTIMIZERS
     from contract.planner.search import Asked
     from contract.problem import DTYPES, Problem
     from shardiff.system.files import check_path
 
+    usual = Problem(256, 512, 4) if prove else Problem(4096, 8192, 16, "bfloat16")
+    given = {"batch": batch, "width": width, "layers": layers, "dtype": dtype}
+    given = {name: value for name, value in given.items() if value is not None}
     try:
-        one_of("dtype", dtype, DTYPES)
+        one_of("dtype", str(given.get("dtype", usual.dtype)), DTYPES)
         one_of("optimizer", optimizer, OPTIMIZERS)
-        for name, value in (("batch", batch), ("width", width), ("layers", layers), ("top", top)):
-            if value < 1:
+        for name, value in {**given, "top": top, "iterations": iterations}.items():
+            if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        problem = replace(usual, **given)
         check_path("picture", picture, ".png")
+        check_path("output", output, ".json")
+        if prove:
+            from benchmarks.plan.prove import answer as proving
+
+            campaign = proving.plan(shape or (), rate or (), mesh or (), problem, real, iterations, microbatches)
+            raise typer.Exit(proving.answer(campaign, output, json))
+        for name, value in (("--shape", shape), ("--rate", rate), ("--real", real), ("--output", output)):
+            if value:
+                raise ValueError(f"{name} is for --prove")
         asked = Asked(
-            Problem(batch, width, layers, dtype),
-            optimizer,
-            tuple(strategy or ()),
-            tuple(microbatches or ()),
-            tuple(schedule or ("gpipe",)),
+            problem, optimizer, tuple(strategy or ()), tuple(microbatches or ()), tuple(schedule or ("gpipe",))
         )
         machine = planning.machine_of(devices, links, inside, between)
-        meshes = [explain] if explain else mesh or []
-        answer = planning.plan(machine, asked, meshes, top, False if explain else crossovers)
+        answer = planning.plan(
+            machine, asked, [explain] if explain else mesh or [], top, False if explain else crossovers
+        )
     except ValueError as error:
         refuse(str(error))
     show(answer, bool(explain), json)
