@@ -22,7 +22,7 @@ from shardiff.record import wire_factor
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
 SIZES = (1 << 18, 1 << 20)  # bytes
-RATE = 400e6  # bit/s, at which gloo's collectives are measured
+RATE = 100e6  # bit/s, at which gloo's collectives are measured
 REPEATS = 5
 STREAMS = 5  # tries
 MOST_OFF = 0.05  # by which the rate of a stream may differ from the stated one
@@ -77,30 +77,29 @@ def check_rate(lab: Lab, rate: float) -> float:
 
 
 def measure(lab: Lab) -> Gloo:
-    """gloo's collectives over all ranks of the lab, and over two of them where the lab has no more."""
-    n = lab.shape.ranks
+    """gloo's collectives over as many ranks as an axis can have: at a rate at which no CPU is short of time."""
+    counts = [n for n in range(2, lab.shape.ranks + 1) if lab.shape.ranks % n == 0]
     lab.rates(None, None)
-    small = {op: least(lab, op, 4096) for op in OPS}
-    large, more = least(lab, "all_reduce", SIZES[1]), least(lab, "all_reduce", 4 * SIZES[1])
-    fast = 3 * SIZES[1] * float(wire_factor("all_reduce", n)) / max(more - large, 1e-6)
+    small = {(op, n): least(lab, op, 4096, n) for n in counts for op in OPS}
+    large, more = (least(lab, "message", size, 2) for size in (SIZES[1], 4 * SIZES[1]))
+    fast = 3 * SIZES[1] / max(more - large, 1e-6)
     lab.rates(RATE, RATE)
     collectives, sent = {}, {}
-    for op in OPS:
-        name = "message" if op == "collective_permute" else op
-        times = [least(lab, name, size) for size in SIZES]
-        slope = (times[1] - times[0]) / (SIZES[1] - SIZES[0])
-        factor = float(wire_factor(op, n))
-        overhead = slope * goodput(RATE) / factor
-        answers = lab.call("collective", name, SIZES[1], 1)
-        collectives[op, n] = Measured(small[op], max(overhead, 1.0))
+    for op, n in small:
+        name, factor = "message" if op == "collective_permute" else op, float(wire_factor(op, n))
+        times = [least(lab, name, size, n) for size in SIZES]
+        overhead = (times[1] - times[0]) / (SIZES[1] - SIZES[0]) * goodput(RATE) / factor
+        answers = lab.call("collective", name, SIZES[1], 1, n)
+        collectives[op, n] = Measured(small[op, n], max(overhead, 1.0))
         sent[op, n] = max(each[1] for each in answers) * GOODPUT / (SIZES[1] * factor)
     return Gloo(fast, collectives, sent)
 
 
-def least(lab: Lab, op: str, size: int) -> float:
+def least(lab: Lab, op: str, size: int, ranks: int) -> float:
     """Seconds of the quickest call, each as long as its slowest rank: the least disturbed one."""
-    answers = lab.call("collective", op, size, REPEATS)
-    return min(max(each[0][i] for each in answers) for i in range(REPEATS))
+    repeats = REPEATS if size > 65536 else 4 * REPEATS
+    answers = lab.call("collective", op, size, repeats, ranks)
+    return min(max(each[0][i] for each in answers[:ranks]) for i in range(repeats))
 
 
 def machine(
@@ -113,7 +112,7 @@ def machine(
     shaped = Link(goodput(rate), 0.0, burst_of(rate))
     inside = shaped if shape.hosts == 1 else Link(gloo.fast)
     rates = {"float32": paced.flops if paced else flops}
-    memory = paced.memory if paced else 8e9
+    memory = paced.memory if paced else 1e15  # the real device's rate has the update in it
     device = Device("paced" if paced else "CPU", rates, 1e12, memory, roofline=False, overhead=overhead)
     network = Network(inside, shaped, shape.hosts, shape.devices, measured=dict(gloo.collectives))
     return Machine(device, network, f"a lab of {shape} ranks, {rate / 1e6:g} Mbit/s")
@@ -121,9 +120,20 @@ def machine(
 
 def unhidden(lab: Lab, gloo: Gloo, paced: Paced, problem: Problem, iterations: int = 3) -> float:
     """Seconds of a step that the paced device does not hide: a step on silent groups over its prediction."""
-    n = lab.shape.ranks
-    run = Run("torch", one_axis("data_parallel", n), problem, steps=1, device="cpu")
-    answers = lab.call("steps", run, paced, iterations, True)
-    taken = min(max(each.seconds[i] for each in answers) for i in range(len(answers[0].seconds)))
-    free = replace(machine(lab.shape, 1e15, replace(gloo, fast=1e15, collectives={}), paced))
+    run, taken = silent(lab, paced, problem, iterations)
+    free = machine(lab.shape, 1e15, replace(gloo, fast=1e15, collectives={}), paced)
     return max(0.0, taken - predict(run, free).seconds)
+
+
+def silent(lab: Lab, paced: Paced | None, problem: Problem, iterations: int) -> tuple[Run, float]:
+    """A step of data_parallel on groups that send nothing, and the seconds of the quickest, of its slowest rank."""
+    run = Run("torch", one_axis("data_parallel", lab.shape.ranks), problem, steps=1, device="cpu")
+    answers = lab.call("steps", run, paced, iterations, True)
+    return run, min(max(each.seconds[i] for each in answers) for i in range(len(answers[0].seconds)))
+
+
+def real_rate(lab: Lab, problem: Problem, iterations: int = 9) -> float:
+    """flops/s of the real device, in a step that sends nothing: products, all that is between them, and the update."""
+    _, taken = silent(lab, None, problem, iterations)
+    rows = -(-problem.batch // lab.shape.ranks)
+    return (3 * problem.layers - 1) * 2 * rows * problem.width**2 / taken

@@ -101,23 +101,27 @@ def of_lab(
     """All configurations of one shape: measure gloo, predict all, then run all."""
     shape, paced = lab.shape, campaign.paced
     gloo = calibrate.measure(lab)
-    if shape.devices == 2 and shape.hosts == 2:  # groups of two are in other labs
-        gloo = replace(gloo, collectives=merged(document, gloo), sent=merged_bytes(document, gloo))
-    flops, overheads = 0.0, {}
+    flops: dict[Problem, float] = {}
+    overheads: dict[Problem, float] = {}
     for problem in campaign.problems:
         if paced:
             overheads[problem] = calibrate.unhidden(lab, gloo, paced, problem)
         else:
-            flops = min(lab.call("product_rate", problem.batch // shape.ranks, problem.width, 9))
+            flops[problem] = calibrate.real_rate(lab, problem)
     document["labs"].append(
-        {"shape": str(shape), **gloo.to_json(), "unhidden_seconds": list(overheads.values()), "flops": flops}
+        {
+            "shape": str(shape),
+            **gloo.to_json(),
+            "unhidden_seconds": list(overheads.values()),
+            "flops_per_second": list(flops.values()),
+        }
     )
     todo: list[tuple[float, Run, Prediction]] = []
     now, commit = datetime.now(UTC).isoformat(timespec="seconds"), here.commit()
     first = len(document["configurations"])
     for rate in campaign.rates:
         for problem in campaign.problems:
-            where = calibrate.machine(shape, rate, gloo, paced, flops, overheads.get(problem, 0.0))
+            where = calibrate.machine(shape, rate, gloo, paced, flops.get(problem, 0.0), overheads.get(problem, 0.0))
             for run in campaign.runs(shape, problem):
                 found = predict(run, where)
                 todo.append((rate, run, found))
@@ -152,24 +156,6 @@ def of_lab(
         document["summary"] = summary(document["configurations"])
         resume.measured(document, f"{shape}, {rate / 1e6:g} Mbit/s, {run.mesh}, {run.problem.batch}")
         save(document)
-
-
-def merged(document: Document, gloo: calibrate.Gloo) -> dict[tuple[str, int], Any]:
-    """gloo's collectives with those of the labs before, for groups of fewer ranks."""
-    found = dict(gloo.collectives)
-    for lab in document["labs"]:
-        for one in lab["collectives"]:
-            found.setdefault((one["op"], one["ranks"]), calibrate.Measured(one["latency"], one["overhead"]))
-    return found
-
-
-def merged_bytes(document: Document, gloo: calibrate.Gloo) -> dict[tuple[str, int], float]:
-    """The same of its bytes."""
-    found = dict(gloo.sent)
-    for lab in document["labs"]:
-        for one in lab["collectives"]:
-            found.setdefault((one["op"], one["ranks"]), one["bytes_over_optimal"])
-    return found
 
 
 def measured(run: Run, answers: Sequence[Measured], gloo: calibrate.Gloo) -> Document:

@@ -15,15 +15,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
 from benchmarks.plan.prove.namespaces import Links, Shape, address, enter
-from shardiff.system.processes import when_parent_ends
+from shardiff.system.processes import nameless_file, when_parent_ends
 
 ROOT = Path(__file__).resolve().parents[3]
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
@@ -32,6 +31,7 @@ PATIENCE = 120.0  # seconds that ranks may take for one answer
 ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "eth0",
     "OMP_NUM_THREADS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
     # memory that is given back and asked for again costs page faults in every step
     "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776:glibc.malloc.arena_max=1",
 }
@@ -64,8 +64,8 @@ def refusal() -> str | None:
 class Lab:
     """The caller's end: rates are set, and functions of `benchmarks.plan.prove.rank` are called on all ranks."""
 
-    def __init__(self, shape: Shape, connection: Connection, log: Path) -> None:
-        self.shape, self.connection, self.log = shape, connection, log
+    def __init__(self, shape: Shape, connection: Connection, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.shape, self.connection, self.process, self.log = shape, connection, process, log
 
     def rates(self, inside: float | None, between: float | None) -> None:
         """Shape the links, in bit/s."""
@@ -98,22 +98,21 @@ class Lab:
 def open_lab(shape: Shape) -> Iterator[Lab]:
     """A lab whose ranks are ready. Raises LabError."""
     ours, theirs = Pipe()
-    with tempfile.TemporaryDirectory(prefix="shardiff-", ignore_cleanup_errors=True) as directory:
-        log = Path(directory, "log")
-        command = [sys.executable, "-m", "benchmarks.plan.prove.lab", str(theirs.fileno()), str(shape.hosts)]
+    with ExitStack() as stack:
+        log = nameless_file(stack)
+        what = (theirs.fileno(), shape.hosts, shape.devices, os.getpid())
         with open(log, "wb") as out:
             process = subprocess.Popen(
-                [*UNSHARE, *command, str(shape.devices)],
+                [*UNSHARE, sys.executable, "-m", "benchmarks.plan.prove.lab", *map(str, what)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 pass_fds=[theirs.fileno()],
                 cwd=ROOT,
                 env={**os.environ, **ENVIRONMENT},
-                preexec_fn=lambda: when_parent_ends(signal.SIGKILL),
             )
         theirs.close()
-        lab = Lab(shape, ours, log)
+        lab = Lab(shape, ours, process, log)
         try:
             lab._ask("call", "ready", ())
             yield lab
@@ -203,5 +202,7 @@ def on_ranks(connections: list[Connection], name: str, args: tuple[Any, ...]) ->
 
 
 if __name__ == "__main__":
+    fd, hosts, devices, parent = map(int, sys.argv[1:])
     when_parent_ends(signal.SIGKILL)
-    serve(Connection(int(sys.argv[1])), Shape(int(sys.argv[2]), int(sys.argv[3])))
+    if os.getppid() == parent:  # else it has ended before it could be told
+        serve(Connection(fd), Shape(hosts, devices))

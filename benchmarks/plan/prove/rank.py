@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import signal
@@ -13,24 +14,24 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend that sends nothing
 
+import shardiff.mesh
 from benchmarks.plan.prove.namespaces import address
-from benchmarks.steps import peers
 from benchmarks.steps.memory import held, kept_for_backward
-from benchmarks.steps.torch import silent_device_mesh
-from contract.layout import cut, held_by
+from contract.layout import cut, held_by, schedule_of, unit_of
 from contract.problem import Layer
 from contract.strategy import Run
 from shardiff.ranks.torch_versions import all_gather_single, reduce_scatter_single
 from shardiff.system.processes import when_parent_ends
 from torch_impl import train
-from torch_impl.mesh import make_device_mesh, of_device_mesh
+from torch_impl.compose import loss_and_grads
+from torch_impl.mesh import Mesh
 from torch_impl.paced import LATE, PacedDevice
 
 CPU = torch.device("cpu")
@@ -97,56 +98,71 @@ def stream(size: int, source: int, target: int) -> float:
     return taken
 
 
-def collective(op: str, size: int, iterations: int) -> tuple[list[float], int]:
-    """Seconds of each call of a collective over all ranks, and the bytes that this rank sent in the last one.
+def collective(op: str, size: int, iterations: int, ranks: int) -> tuple[list[float], int]:
+    """Seconds of each call of a collective over the first `ranks` ranks, and the bytes that this one sent in the last.
 
     size: payload in bytes. "collective_permute": to the next rank, receives posted first; "message": from rank 0 to
     rank 1.
     """
-    rank, n = dist.get_rank(), dist.get_world_size()
+    rank, n, group = dist.get_rank(), ranks, first_ranks(ranks)
     x, out = torch.ones(size // 4), torch.zeros(size // 4)
-    part = size // 4 // n
+    part, before_me, after_me = size // 4 // n, (rank - 1) % n, (rank + 1) % n
 
-    def to(sources: list[int], targets: list[int]) -> None:
-        works = [dist.irecv(out, source) for source in sources]
-        works += [dist.isend(x, target) for target in targets]
+    def exchange(*posted: tuple[str, int]) -> None:
+        works = [dist.irecv(out, peer) if way == "from" else dist.isend(x, peer) for way, peer in posted]
         for work in works:
             assert work is not None
             work.wait()
 
-    def by_all_to_all() -> None:
-        dist.all_to_all_single(out, x)
+    def reduce_scatter_by_all_to_all() -> None:
+        dist.all_to_all_single(out, x, group=group)
+        out.view(n, -1).sum(0)
+
+    def all_to_all_by_messages() -> None:
+        peers = [peer for peer in range(n) if peer != rank]
+        works = [dist.irecv(out[peer * part : (peer + 1) * part], peer) for peer in peers]
+        works += [dist.isend(x[peer * part : (peer + 1) * part], peer) for peer in peers]
+        out[rank * part : (rank + 1) * part] = x[rank * part : (rank + 1) * part]
+        for work in works:
+            assert work is not None
+            work.wait()
+
+    def reduce_scatter_by_messages() -> None:
+        all_to_all_by_messages()
         out.view(n, -1).sum(0)
 
     calls: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(x),
-        "all_gather": lambda: all_gather_single(out, x[:part]),
-        "reduce_scatter": lambda: reduce_scatter_single(out[:part], x),
-        "reduce_scatter by all_to_all": by_all_to_all,
-        "all_to_all": lambda: dist.all_to_all_single(out, x),
-        "broadcast": lambda: dist.broadcast(x, 0),
-        "collective_permute": lambda: to([(rank - 1) % n], [(rank + 1) % n]),
-        "collective_permute, send first": lambda: _send_first(x, out),
-        "message": lambda: to([0] if rank == 1 else [], [1] if rank == 0 else []),
+        "all_reduce": lambda: dist.all_reduce(x, group=group),
+        "all_gather": lambda: all_gather_single(out, x[:part], group=group),
+        "reduce_scatter": lambda: reduce_scatter_single(out[:part], x, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(out, x, group=group),
+        "broadcast": lambda: dist.broadcast(x, 0, group=group),
+        "collective_permute": lambda: exchange(("from", before_me), ("to", after_me)),
+        "collective_permute, send first": lambda: exchange(("to", after_me), ("from", before_me)),
+        "message": lambda: exchange(*([("to", 1)] if rank == 0 else [("from", 0)] if rank == 1 else [])),
+        "reduce_scatter by all_to_all": reduce_scatter_by_all_to_all,
+        "all_to_all by messages": all_to_all_by_messages,
+        "reduce_scatter by messages": reduce_scatter_by_messages,
     }
     taken, sent = [], 0
     for _ in range(1 + iterations):
         dist.barrier()
         before, began = sent_bytes(), time.perf_counter()
-        calls[op]()
+        if rank < n:
+            calls[op]()
         taken.append(time.perf_counter() - began)
         dist.barrier()  # what is queued has left the interface once the others have it
         sent = sent_bytes() - before
     return taken[1:], sent
 
 
-def _send_first(x: torch.Tensor, out: torch.Tensor) -> None:
-    rank, n = dist.get_rank(), dist.get_world_size()
-    sends = dist.isend(x, (rank + 1) % n)
-    receives = dist.irecv(out, (rank - 1) % n)
-    for work in (sends, receives):
-        assert work is not None
-        work.wait()
+@functools.cache
+def first_ranks(ranks: int) -> dist.ProcessGroup | None:
+    """The group of the first so many ranks; None for all of them. All ranks call it."""
+    if ranks == dist.get_world_size():
+        return None
+    group = dist.new_group(list(range(ranks)))
+    return None if isinstance(group, int) else group  # a number stands for a rank that is not in it
 
 
 def steps(run: Run, paced: Paced | None, iterations: int, silent: bool = False, expected: Any = None) -> Measured:
@@ -154,22 +170,29 @@ def steps(run: Run, paced: Paced | None, iterations: int, silent: bool = False, 
 
     expected: the parameters after one step of the reference, in full; None if they are not compared.
     """
-    mesh = silent_device_mesh(run, CPU) if silent else make_device_mesh(run, CPU)
-    contestant = peers.explicit(mesh, run, CPU)
-    batch = train.make_batch(of_device_mesh(mesh, run), run, 0, CPU)
-    loss = contestant.step(batch).item()
+    mesh = Mesh(groups_of(run.mesh.axes, "fake" if silent else "gloo"), unit_of(run), schedule_of(run))
+    params = train.make_params(mesh, run, CPU)
+    optimizer, leaves = train.make_optimizer(params, run), [p for layer in params for p in layer]
+    batch = train.make_batch(mesh, run, 0, CPU)
+
+    def one_step() -> torch.Tensor:
+        loss, grads = loss_and_grads(params, batch, mesh, run)
+        train.update(optimizer, params, grads)
+        return loss
+
+    loss = one_step().item()
     difference = math.nan
     if expected is not None:
         wanted = cut([Layer(*layer) for layer in expected], held_by(run, dist.get_rank()))
-        difference = distance(contestant.leaves, [a for layer in wanted for a in layer])
-    kept = kept_for_backward(lambda: contestant.step(batch), [*contestant.leaves, *batch])
+        difference = distance(leaves, [a for layer in wanted for a in layer])
+    kept = kept_for_backward(one_step, [*leaves, *batch])
     taken, late, flagged, sent = [], [], [], 0
     for _ in range(iterations * MOST_TRIES):
         device = PacedDevice(paced.flops, paced.memory) if paced else None
         dist.barrier()
         before, began = sent_bytes(), time.perf_counter()
         with device or nullcontext():
-            contestant.step(batch)
+            one_step()
         if device:
             device.synchronize()
         seconds = time.perf_counter() - began
@@ -188,8 +211,17 @@ def steps(run: Run, paced: Paced | None, iterations: int, silent: bool = False, 
         sent,
         loss,
         difference,
-        held(contestant.leaves, contestant.optimizer) | {"activations": kept or 0},
+        held(leaves, optimizer) | {"activations": kept or 0},
     )
+
+
+@functools.cache
+def groups_of(axes: tuple[tuple[str, int], ...], backend: str) -> dict[str, dist.ProcessGroup]:
+    """The groups of this rank along the axes of a mesh. "fake" is torch's backend that sends nothing."""
+    mesh, found = shardiff.mesh.Mesh(axes), {}
+    for axis in mesh.names:
+        found[axis], _ = dist.new_subgroups_by_enumeration([list(each) for each in mesh.groups(axis)], backend=backend)
+    return found
 
 
 def distance(got: list[torch.Tensor], want: list[np.ndarray]) -> float:
@@ -198,22 +230,11 @@ def distance(got: list[torch.Tensor], want: list[np.ndarray]) -> float:
     return math.sqrt(sum(float(((a - b) ** 2).sum()) for a, b in pairs) / sum(float((b**2).sum()) for _, b in pairs))
 
 
-def product_rate(rows: int, width: int, iterations: int) -> float:
-    """flops/s of X[rows, width] @ W[width, width] on this rank's core, while all ranks do the same."""
-    x, w = torch.randn(rows, width), torch.randn(width, width)
-    times = []
-    for _ in range(2 + iterations):
-        began = time.perf_counter()
-        torch.mm(x, w)
-        times.append(time.perf_counter() - began)
-    return 2 * rows * width * width / median(times[2:])
-
-
 def main(caller: Connection) -> None:
     """Meet the others, and answer until the lab is gone."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method="env://")
-    functions = {one.__name__: one for one in (ready, stream, collective, steps, product_rate)}
+    functions = {one.__name__: one for one in (ready, stream, collective, steps)}
     while True:
         try:
             name, args = caller.recv()
