@@ -12,6 +12,7 @@ from benchmarks.options import BATCH, DTYPE, JSON, LAYERS, OUTPUT, WIDTH
 from shardiff.cli.answers import one_of, refuse, repeatable
 
 if TYPE_CHECKING:
+    from benchmarks.plan.compiled import Compiled
     from benchmarks.plan.plan import Plan
 
 
@@ -59,6 +60,13 @@ def plan(
     ] = None,
     explain: Annotated[
         str | None, typer.Option(metavar="AXIS=N,...", help="Show the arithmetic of this mesh, term by term.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:SIZE",
+            help="Also compile the first meshes for this hardware, and price what XLA derives: h100:2x8.",
+        ),
     ] = None,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw step time over the rate of the links to this file.")
@@ -117,25 +125,33 @@ def plan(
         answer = planning.plan(
             machine, asked, [explain] if explain else mesh or [], top, False if explain else crossovers
         )
+        derived = None
+        if target is not None:
+            from benchmarks.plan import compiled
+
+            derived = compiled.compile_meshes([one.run for one in answer.ranking.best[:3]], target, machine)
     except ValueError as error:
         refuse(str(error))
-    show(answer, bool(explain), json)
+    show(answer, derived, bool(explain), json)
     if picture is not None:
         from benchmarks.plan import picture as drawing
 
         drawing.picture(answer, picture)
 
 
-def show(answer: Plan, explained: bool, as_json: bool) -> None:
+def show(answer: Plan, derived: list[Compiled] | None, explained: bool, as_json: bool) -> None:
     """Print tables, the arithmetic, or JSON."""
     from benchmarks import terminal
-    from benchmarks.plan import explain, view
+    from benchmarks.plan import compiled, explain, view
     from benchmarks.plan.plan import document
 
     if as_json:
-        terminal.show_json(document(answer))
+        more = None if derived is None else [compiled.document(one, answer.machine) for one in derived]
+        terminal.show_json({**document(answer), "compiled": more})
     elif explained:
         for one in answer.ranking.best[:1]:
             terminal.show(explain.lines(one, answer.machine), width=160)
     else:
         terminal.show(view.parts(answer), width=140)
+    if derived is not None and not as_json:
+        terminal.show(view.compiled(derived, answer.machine), width=140)

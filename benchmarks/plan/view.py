@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks import terminal
+from benchmarks.plan.compiled import Compiled
 from benchmarks.plan.plan import Plan, close, label
 from benchmarks.words import counted, duration
 from contract.planner.crossings import Crossing
 from contract.planner.predict import STATED_ERROR, Prediction, total
+from shardiff.devices import Machine
 from shardiff.system.words import size
 
 if TYPE_CHECKING:
@@ -138,6 +140,31 @@ def sources(answer: Plan) -> Iterator[str]:
     """Where the figures of the devices are from."""
     found = dict.fromkeys((*answer.machine.device.sources, answer.machine.links_source))
     yield "\nsources: " + "; ".join(source for source in found if source)
+
+
+def compiled(found: Sequence[Compiled], machine: Machine) -> Iterator[RenderableType]:
+    """What XLA derives for the first meshes, beside the closed form."""
+    if not found:
+        yield "none of the first meshes can be written as annotations"
+        return
+    yield (
+        f"\nwhat XLA derives for {found[0].target}, priced without overlap: products, then one collective after another; "
+        "ratio: to the closed form"
+    )
+    numbers = ["GFLOP", "ratio", "a rank sends", "ratio", "communication", "ratio", "sum", "ratio"]
+    made = terminal.table(["mesh"], numbers, gap=2)
+    for one in found:
+        a, b, rate = one.closed, one.derived, machine.device.rate(one.run.problem.dtype)
+        communication = sum(a.communication.values()), sum(b.communication.values())
+        pairs = (
+            (f"{b.flops / 1e9:.4g}", b.flops, a.flops),
+            (size(b.wire_bytes), b.wire_bytes, a.wire_bytes),
+            (duration(communication[1]), communication[1], communication[0]),
+            (duration(b.seconds(rate)), b.seconds(rate), a.seconds(rate)),
+        )
+        cells = [cell for text, mine, theirs in pairs for cell in (text, f"{mine / theirs:.2f}" if theirs else "-")]
+        made.add_row(label(one.run), *cells)
+    yield made
 
 
 def rate_text(bandwidth: float) -> str:

@@ -96,6 +96,16 @@ def test_measured_collectives_are_a_link_profile(tmp_path):
     assert "measured on one" in machine.links_source
 
 
+def test_what_xla_derives_is_priced_beside_the_closed_form(capsys):
+    few = ["--mesh", "dp=2,tp=4", "--target", "h100:2x4", "--no-crossovers"]
+    assert cli.main([*SMALL, *few, "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["compiled"]
+    ours, derived = one["closed_form"], one["compiled"]
+    assert derived["flops"] == ours["flops"] == 11 * 2 * 256 * 1024 * 256
+    assert derived["wire_bytes"] == ours["wire_bytes"]  # XLA derives Megatron's collectives
+    assert derived["seconds_without_overlap"] < ours["seconds_without_overlap"]  # and combines those of the gradients
+
+
 def test_every_mesh_of_a_thousand_devices_is_ranked_in_two_seconds():
     machine, asked = devices.parse("h100:128x8"), Asked(Problem(65536, 16384, 64, "bfloat16"))
     began = time.process_time()
