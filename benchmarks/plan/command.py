@@ -12,8 +12,8 @@ from benchmarks.options import BATCH, DTYPE, JSON, LAYERS, OUTPUT, WIDTH
 from shardiff.cli.answers import one_of, refuse, repeatable
 
 if TYPE_CHECKING:
-    from benchmarks.plan.compiled import Compiled
     from benchmarks.plan.plan import Plan
+    from benchmarks.plan.priced import Compiled
 
 
 def plan(
@@ -142,11 +142,11 @@ def plan(
 def show(answer: Plan, derived: list[Compiled] | None, explained: bool, as_json: bool) -> None:
     """Print tables, the arithmetic, or JSON."""
     from benchmarks import terminal
-    from benchmarks.plan import compiled, explain, view
+    from benchmarks.plan import explain, priced, view
     from benchmarks.plan.plan import document
 
     if as_json:
-        more = None if derived is None else [compiled.document(one, answer.machine) for one in derived]
+        more = None if derived is None else [priced.document(one, answer.machine) for one in derived]
         terminal.show_json({**document(answer), "compiled": more})
     elif explained:
         for one in answer.ranking.best[:1]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks import terminal
-from benchmarks.plan.compiled import Compiled
 from benchmarks.plan.plan import Plan, close, label
+from benchmarks.plan.priced import Compiled
 from benchmarks.words import counted, duration
 from contract.planner.crossings import Crossing
 from contract.planner.predict import STATED_ERROR, Prediction, total
@@ -148,8 +148,8 @@ def compiled(found: Sequence[Compiled], machine: Machine) -> Iterator[Renderable
         yield "none of the first meshes can be written as annotations"
         return
     yield (
-        f"\nwhat XLA derives for {found[0].target}, priced without overlap: products, then one collective after another; "
-        "ratio: to the closed form"
+        f"\nwhat XLA derives for {found[0].target}, priced without overlap: products, then one collective after another"
+        "; ratio: to the closed form"
     )
     numbers = ["GFLOP", "ratio", "a rank sends", "ratio", "communication", "ratio", "sum", "ratio"]
     made = terminal.table(["mesh"], numbers, gap=2)

@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.lab.lab import Lab, open_lab, refusal
+from benchmarks.lab.namespaces import LEAST_BURST, Shape, burst_of, shaped
 from benchmarks.plan.prove import calibrate
 from benchmarks.plan.prove.campaign import Campaign, measured
-from benchmarks.plan.prove.lab import Lab, open_lab, refusal
-from benchmarks.plan.prove.namespaces import LEAST_BURST, Shape, burst_of, shaped
-from benchmarks.plan.prove.rank import Measured, Paced
+from benchmarks.plan.prove.steps import Measured, Paced
 from benchmarks.plan.prove.summary import crossing, summary
 from contract.planner.predict import seconds_of
 from contract.problem import Problem
@@ -59,7 +59,7 @@ def test_the_faster_of_two_meshes_changes_where_the_plan_says(lab):
         lab.rates(factor * low, None)
         calibrate.check_rate(lab, factor * low)
         for one in (wide, narrow):
-            found = measured(one, lab.call("steps", one, PACED, 2), gloo)
+            found = measured(one, lab.call(calibrate.STEPS, "steps", one, PACED, 2), gloo)
             times[str(one.mesh), factor] = found["seconds"]
             assert found["memory_bytes"] > 0 and len(found["sent_bytes"]) == 2
     assert times["dp=2", 0.5] > times["pp=2", 0.5]
@@ -70,7 +70,7 @@ def test_a_rank_that_fails_is_named_with_its_error_and_the_lab_ends(lab):
     ranks = psutil.Process(lab.process.pid).children()
     assert len(ranks) == 2
     with pytest.raises(RuntimeError, match=r"rank \d failed in stream: [\s\S]*TypeError"):
-        lab.call("stream", "many", 0, 1)
+        lab.call(calibrate.TRAFFIC, "stream", "many", 0, 1)
     lab.process.wait(10)
     assert psutil.wait_procs(ranks, 10)[1] == []
 
@@ -78,7 +78,7 @@ def test_a_rank_that_fails_is_named_with_its_error_and_the_lab_ends(lab):
 def test_nothing_is_left_of_a_proof_whose_parent_is_killed():
     if why := refusal():
         pytest.skip(why)
-    script = "from benchmarks.plan.prove.lab import *\nwith open_lab(Shape(1, 2)): pass"
+    script = "from benchmarks.lab.lab import *\nwith open_lab(Shape(1, 2)): pass"
     parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
     started: list[psutil.Process] = []
     until = time.monotonic() + 60

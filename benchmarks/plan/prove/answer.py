@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import bench, terminal
+from benchmarks.lab.lab import LabError, refusal
+from benchmarks.lab.namespaces import Shape
 from benchmarks.plan.plan import rate_of
 from benchmarks.plan.prove import view
 from benchmarks.plan.prove.campaign import Campaign, prove
-from benchmarks.plan.prove.lab import LabError, refusal
-from benchmarks.plan.prove.namespaces import Shape
 from contract.problem import Problem
 from contract.strategy import parse_axes
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.plan.prove.lab import Lab
-from benchmarks.plan.prove.namespaces import GOODPUT, Shape, burst_of
-from benchmarks.plan.prove.rank import Paced
+from benchmarks.lab.lab import Lab
+from benchmarks.lab.namespaces import GOODPUT, Shape, burst_of
+from benchmarks.plan.prove.steps import Paced
 from contract.planner.predict import predict
 from contract.problem import Problem
 from contract.strategy import Run, one_axis
@@ -20,6 +20,7 @@ from shardiff.cost import Link, Measured, Network
 from shardiff.devices import Device, Machine
 from shardiff.record import wire_factor
 
+TRAFFIC, STEPS = "benchmarks.lab.traffic", "benchmarks.plan.prove.steps"  # modules that ranks call
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
 SIZES = (1 << 18, 1 << 20)  # bytes
 RATE = 100e6  # bit/s, at which gloo's collectives are measured
@@ -66,7 +67,7 @@ def check_rate(lab: Lab, rate: float) -> float:
     """
     size, reached = max(1 << 20, int(rate / 8 * 0.25)), 0.0
     for _ in range(STREAMS):
-        taken = max(lab.call("stream", size, lab.shape.ranks - 1, 0))
+        taken = max(lab.call(TRAFFIC, "stream", size, lab.shape.ranks - 1, 0))
         reached = (size - burst_of(rate)) / taken / goodput(rate)
         if abs(reached - 1) <= MOST_OFF:
             return reached
@@ -89,7 +90,7 @@ def measure(lab: Lab) -> Gloo:
         name, factor = "message" if op == "collective_permute" else op, float(wire_factor(op, n))
         times = [least(lab, name, size, n) for size in SIZES]
         overhead = (times[1] - times[0]) / (SIZES[1] - SIZES[0]) * goodput(RATE) / factor
-        answers = lab.call("collective", name, SIZES[1], 1, n)
+        answers = lab.call(TRAFFIC, "collective", name, SIZES[1], 1, n)
         collectives[op, n] = Measured(small[op, n], max(overhead, 1.0))
         sent[op, n] = max(each[1] for each in answers) * GOODPUT / (SIZES[1] * factor)
     return Gloo(fast, collectives, sent)
@@ -98,7 +99,7 @@ def measure(lab: Lab) -> Gloo:
 def least(lab: Lab, op: str, size: int, ranks: int) -> float:
     """Seconds of the quickest call, each as long as its slowest rank: the least disturbed one."""
     repeats = REPEATS if size > 65536 else 4 * REPEATS
-    answers = lab.call("collective", op, size, repeats, ranks)
+    answers = lab.call(TRAFFIC, "collective", op, size, repeats, ranks)
     return min(max(each[0][i] for each in answers[:ranks]) for i in range(repeats))
 
 
@@ -128,7 +129,7 @@ def unhidden(lab: Lab, gloo: Gloo, paced: Paced, problem: Problem, iterations: i
 def silent(lab: Lab, paced: Paced | None, problem: Problem, iterations: int) -> tuple[Run, float]:
     """A step of data_parallel on groups that send nothing, and the seconds of the quickest, of its slowest rank."""
     run = Run("torch", one_axis("data_parallel", lab.shape.ranks), problem, steps=1, device="cpu")
-    answers = lab.call("steps", run, paced, iterations, True)
+    answers = lab.call(STEPS, "steps", run, paced, iterations, True)
     return run, min(max(each.seconds[i] for each in answers) for i in range(len(answers[0].seconds)))
 
 

@@ -11,11 +11,11 @@ from statistics import median
 from typing import Any
 
 from benchmarks.documents import resume
+from benchmarks.lab.lab import Lab, open_lab
+from benchmarks.lab.namespaces import GOODPUT, Shape
 from benchmarks.plan.plan import mesh_document
 from benchmarks.plan.prove import calibrate
-from benchmarks.plan.prove.lab import Lab, open_lab
-from benchmarks.plan.prove.namespaces import GOODPUT, Shape
-from benchmarks.plan.prove.rank import Measured, Paced
+from benchmarks.plan.prove.steps import Measured, Paced
 from benchmarks.plan.prove.summary import summary
 from contract import reference
 from contract.planner.predict import Prediction, predict
@@ -151,7 +151,7 @@ def of_lab(
             if run.problem not in wanted:
                 wanted[run.problem] = [tuple(layer) for layer in reference.run(replace(run, steps=1)).params]
             expected = wanted[run.problem]
-        answers = lab.call("steps", run, paced, campaign.iterations, False, expected)
+        answers = lab.call(calibrate.STEPS, "steps", run, paced, campaign.iterations, False, expected)
         entry["measured"] = measured(run, answers, gloo)
         document["summary"] = summary(document["configurations"])
         resume.measured(document, f"{shape}, {rate / 1e6:g} Mbit/s, {run.mesh}, {run.problem.batch}")

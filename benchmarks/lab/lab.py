@@ -21,10 +21,10 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plan.prove.namespaces import Links, Shape, address, enter
+from benchmarks.lab.namespaces import Links, Shape, address, enter
 from shardiff.system.processes import nameless_file, when_parent_ends
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net"]
 PORT = 29511  # inside the namespaces
 PATIENCE = 120.0  # seconds that ranks may take for one answer
@@ -62,7 +62,7 @@ def refusal() -> str | None:
 
 
 class Lab:
-    """The caller's end: rates are set, and functions of `benchmarks.plan.prove.rank` are called on all ranks."""
+    """The caller's end: rates are set, and functions are called on all ranks."""
 
     def __init__(self, shape: Shape, connection: Connection, process: subprocess.Popen[bytes], log: Path) -> None:
         self.shape, self.connection, self.process, self.log = shape, connection, process, log
@@ -71,9 +71,9 @@ class Lab:
         """Shape the links, in bit/s."""
         self._ask("rates", inside, between)
 
-    def call(self, name: str, *args: Any) -> list[Any]:
-        """name(*args) on every rank: results by rank. Raises LabError if a rank fails, or is silent for too long."""
-        return self._ask("call", name, args)
+    def call(self, module: str, name: str, *args: Any) -> list[Any]:
+        """module.name(*args) on every rank: results by rank. Raises LabError if a rank fails, or is silent for long."""
+        return self._ask("call", module, name, args)
 
     def _ask(self, *request: Any) -> Any:
         try:
@@ -103,7 +103,7 @@ def open_lab(shape: Shape) -> Iterator[Lab]:
         what = (theirs.fileno(), shape.hosts, shape.devices, os.getpid())
         with open(log, "wb") as out:
             process = subprocess.Popen(
-                [*UNSHARE, sys.executable, "-m", "benchmarks.plan.prove.lab", *map(str, what)],
+                [*UNSHARE, sys.executable, "-m", "benchmarks.lab.lab", *map(str, what)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -114,7 +114,7 @@ def open_lab(shape: Shape) -> Iterator[Lab]:
         theirs.close()
         lab = Lab(shape, ours, process, log)
         try:
-            lab._ask("call", "ready", ())
+            lab.call("benchmarks.lab.rank", "ready")
             yield lab
         finally:
             ours.close()
@@ -169,7 +169,7 @@ def start(links: Links, rank: int) -> tuple[subprocess.Popen[bytes], Connection]
 
     where = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": address(0), "MASTER_PORT": str(PORT)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.plan.prove.rank", str(theirs.fileno())],
+        [sys.executable, "-m", "benchmarks.lab.rank", str(theirs.fileno())],
         stdin=subprocess.DEVNULL,
         pass_fds=[theirs.fileno()],
         env={**os.environ, **where},
@@ -179,10 +179,10 @@ def start(links: Links, rank: int) -> tuple[subprocess.Popen[bytes], Connection]
     return process, ours
 
 
-def on_ranks(connections: list[Connection], name: str, args: tuple[Any, ...]) -> list[Any]:
+def on_ranks(connections: list[Connection], module: str, name: str, args: tuple[Any, ...]) -> list[Any]:
     """Call a function on all ranks. Raises RuntimeError if one fails, ends, or does not answer."""
     for connection in connections:
-        connection.send((name, args))
+        connection.send((module, name, args))
     results: dict[Connection, Any] = {}
     while len(results) < len(connections):
         ready = wait([one for one in connections if one not in results], PATIENCE)
