@@ -6,6 +6,7 @@ import functools
 import math
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,8 @@ from torch_impl.mesh import Mesh
 from torch_impl.paced import LATE, PacedDevice
 
 CPU = torch.device("cpu")
-MOST_TRIES = 3  # for every sample in which the CPU fell behind
+MOST_TRIES = 3  # for every sample that was disturbed
+MOST_DELAYED = 0.03  # of a step
 
 
 class Paced(NamedTuple):
@@ -36,12 +38,12 @@ class Paced(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """One rank's steps. seconds, late: of each step; flagged: whether the CPU of some rank was late. sent: bytes on the
+    """One rank's steps. seconds: of each. flagged: whether a paced device of some rank was ahead of its CPU, or a rank
+    was ready to run and did not, for more of a step than MOST_DELAYED: others had the core. sent: bytes on the
     interface in the last step. loss: before the first step; difference: of this rank's shards after it to those of the
     reference, relative. held: bytes by kind."""
 
     seconds: list[float]
-    late: list[float]
     flagged: list[bool]
     sent: int
     loss: float
@@ -70,33 +72,37 @@ def steps(run: Run, paced: Paced | None, iterations: int, silent: bool = False, 
         wanted = cut([Layer(*layer) for layer in expected], held_by(run, dist.get_rank()))
         difference = distance(leaves, [a for layer in wanted for a in layer])
     kept = kept_for_backward(one_step, [*leaves, *batch])
-    taken, late, flagged, sent = [], [], [], 0
+    taken, flagged, sent = [], [], 0
     for _ in range(iterations * MOST_TRIES):
         device = PacedDevice(paced.flops, paced.memory) if paced else None
         dist.barrier()
-        before, began = sent_bytes(), time.perf_counter()
+        before, waited, began = sent_bytes(), kept_waiting(), time.perf_counter()
         with device or nullcontext():
             one_step()
         if device:
             device.synchronize()
         seconds = time.perf_counter() - began
-        behind = torch.tensor(device.late / seconds if device else 0.0)
-        dist.all_reduce(behind, dist.ReduceOp.MAX)
+        late = device.late / seconds > LATE if device else False
+        disturbed = torch.tensor(float(late or (kept_waiting() - waited) / seconds > MOST_DELAYED))
+        dist.all_reduce(disturbed, dist.ReduceOp.MAX)
         sent = sent_bytes() - before  # after that sum, so that nothing is queued
         taken.append(seconds)
-        late.append(device.late if device else 0.0)
-        flagged.append(behind.item() > LATE)
+        flagged.append(bool(disturbed.item()))
         if flagged.count(False) == iterations:
             break
     return Measured(
         taken,
-        late,
         flagged,
         sent,
         loss,
         difference,
         held(leaves, optimizer) | {"activations": kept or 0},
     )
+
+
+def kept_waiting() -> float:
+    """Seconds that this thread was ready to run and another one had its core, since it started."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 @functools.cache

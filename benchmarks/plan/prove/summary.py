@@ -22,6 +22,8 @@ def summary(configurations: Sequence[Entry]) -> dict[str, Any] | None:
     return {
         "configurations": len(done),
         "simulation": errors(done, "seconds"),
+        "undisturbed": len(calm := [one for one in done if not one["measured"]["kept_flagged"]]),
+        "simulation_undisturbed": errors(calm, "seconds") if calm else None,
         "max_of_compute_and_communication": errors(done, "max_of_compute_and_communication"),
         "memory": errors(done, "memory_bytes"),
         "choices": choices(done, "seconds"),

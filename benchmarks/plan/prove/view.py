@@ -55,6 +55,11 @@ def judged(found: dict[str, Any]) -> Iterator[str]:
             f"{100 * error['largest']:.1f} % over {counted(found['configurations'], 'configuration')}; the mesh that "
             f"it ranks first is the fastest or within 5 % of it in {choice['right']} of {choice['of']}"
         )
+    if (calm := found["simulation_undisturbed"]) and found["undisturbed"] < found["configurations"]:
+        yield (
+            f"of these, {counted(found['undisturbed'], 'configuration')} had a sample in which no rank waited for a "
+            f"core: median error {100 * calm['median']:.1f} %, 90th percentile {100 * calm['p90']:.1f} %"
+        )
     memory = found["memory"]
     yield f"memory: median error {100 * memory['median']:.2f} %, largest {100 * memory['largest']:.2f} %"
     for one in found["crossovers"]:
@@ -64,4 +69,4 @@ def judged(found: dict[str, Any]) -> Iterator[str]:
             f"predicted {predicted / 1e6:.1f}, measured {measured / 1e6:.1f} Mbit/s "
             f"({100 * (predicted / measured - 1):+.1f} %)"
         )
-    yield f"{counted(found['samples_flagged'], 'sample')} flagged, because a CPU fell behind, and repeated"
+    yield f"{counted(found['samples_flagged'], 'sample')} flagged, because a rank had to wait for a core, and repeated"
