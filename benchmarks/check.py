@@ -18,7 +18,7 @@ from typing import Any
 from contract import reference
 from contract.problem import Problem
 from contract.proof import Proof, prove
-from contract.strategy import STRATEGIES, Run, RunResult, one_axis, parse_axes
+from contract.strategy import IMPLEMENTATIONS, STRATEGIES, Run, RunResult, one_axis, parse_axes
 from shardiff.ranks.silence import watched
 from shardiff.ranks.verdict import WorkerError
 from shardiff.system import machine, torchrun
@@ -65,10 +65,12 @@ def plan(
 ) -> list[Run]:
     """One Run for each combination; `rest` goes to all of them. Raises ValueError if one cannot work.
 
-    Without degrees: 4, or as many as torchrun started, and 1 for single_device. meshes: `dp=2,tp=2`; the strategies are
-    then those of their axes (`contract.strategy.parse_axes`), and degrees follow.
+    Without implementations: all that can run the schedule. Without strategies: all, or those with a schedule other than
+    GPipe's. Without degrees: 4, or as many as torchrun started, and 1 for single_device. meshes: `dp=2,tp=2`; the
+    strategies are then those of their axes (`contract.strategy.parse_axes`), and degrees follow.
     """
-    started = torchrun_ranks()
+    started, schedule = torchrun_ranks(), rest.get("schedule", "gpipe")
+    implementations = implementations or [n for n in IMPLEMENTATIONS if schedule == "gpipe" or n != "annotated"]
     if meshes and degrees:
         raise ValueError("a mesh says the number of ranks: give --mesh or --degree, not both")
     if meshes:
@@ -76,7 +78,7 @@ def plan(
     else:
         chosen = [
             one_axis(strategy, degree)
-            for strategy in strategies or STRATEGIES
+            for strategy in strategies or (STRATEGIES if schedule == "gpipe" else ("pipeline_parallel",))
             for degree in degrees or [1 if strategy == "single_device" else started or 4]
         ]
     runs = []
@@ -121,9 +123,7 @@ def rows(runs: Sequence[Run], timeout: float, starting: Callable[[Run], None] = 
 def single_device(run: Run, implementation: str, dtype: str) -> Run:
     """The run that `run` should equal: the same numbers on one device."""
     problem = replace(run.problem, dtype=dtype)
-    return replace(
-        run, implementation=implementation, axes=one_axis("single_device", 1), problem=problem, microbatches=1
-    )
+    return replace(run.on_one_device, implementation=implementation, problem=problem)
 
 
 def executor(runs: Sequence[Run], timeout: float, stack: ExitStack) -> Callable[[Run], RunResult]:
@@ -186,7 +186,12 @@ def document(checked: Sequence[Row]) -> dict[str, Any]:
         "kind": "check",
         "schema": 1,
         "machine": machine.facts(),
-        "settings": {**sizes, "microbatches": run.microbatches, "device": "cuda" if on_gpus else "cpu"},
+        "settings": {
+            **sizes,
+            "microbatches": run.microbatches,
+            "schedule": run.schedule,
+            "device": "cuda" if on_gpus else "cpu",
+        },
         "rows": [to_json(row) for row in checked],
     }
 

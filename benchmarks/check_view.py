@@ -68,4 +68,9 @@ def setting(checked: Sequence[Row]) -> str:
         shared += values if len(values) == 1 else []
     if not any("pipeline_parallel" in run.strategies for run in runs):
         return ", ".join(shared)
-    return f"{', '.join(shared)}; pipeline_parallel in {runs[0].microbatches} microbatches"
+    pipeline = f"{', '.join(shared)}; pipeline_parallel in {runs[0].microbatches} microbatches"
+    if runs[0].schedule == "gpipe":
+        return pipeline
+    return (
+        f"{pipeline}, schedule {runs[0].schedule}. Annotations can express GPipe's order only, so annotated is left out"
+    )

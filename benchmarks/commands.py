@@ -16,7 +16,7 @@ import typer
 
 from benchmarks.bubbles.command import bubbles
 from benchmarks.collectives.command import collectives
-from benchmarks.options import BATCH, DEVICE, DTYPE, JSON, LAYERS, MICROBATCHES, WIDTH
+from benchmarks.options import BATCH, CHUNKS, DEVICE, DTYPE, JSON, LAYERS, MICROBATCHES, SCHEDULE, WIDTH
 from benchmarks.plan.command import plan
 from benchmarks.report.command import report
 from benchmarks.steps.command import steps
@@ -65,6 +65,8 @@ def check(
     width: Annotated[int, WIDTH] = 1024,
     layers: Annotated[int, LAYERS] = 4,
     microbatches: Annotated[int, MICROBATCHES] = 4,
+    schedule: Annotated[str, SCHEDULE] = "gpipe",
+    chunks: Annotated[int, CHUNKS] = 2,
     device: Annotated[str, DEVICE] = "auto",
     timeout: Annotated[float, TIMEOUT] = 30.0,
     json: Annotated[bool, JSON] = False,
@@ -76,12 +78,11 @@ def check(
     from benchmarks import check as checking
     from benchmarks import memory_limit
     from contract.problem import Problem
-    from contract.strategy import IMPLEMENTATIONS
     from shardiff.system import environment, memory
 
     try:
         runs = checking.plan(
-            implementation or IMPLEMENTATIONS,
+            implementation or (),
             strategy or (),
             degree or (),
             dtype or ("float32",),
@@ -90,6 +91,8 @@ def check(
             mesh or (),
             steps=steps,
             microbatches=microbatches,
+            schedule=schedule,
+            chunks=chunks,
             device=device,
         )
     except ValueError as error:
@@ -198,6 +201,8 @@ def diff(
     width: Annotated[int, WIDTH] = 1024,
     layers: Annotated[int, LAYERS] = 4,
     microbatches: Annotated[int, MICROBATCHES] = 4,
+    schedule: Annotated[str, SCHEDULE] = "gpipe",
+    chunks: Annotated[int, CHUNKS] = 2,
     dtype: Annotated[str, DTYPE] = "float32",
     timeout: Annotated[float, TIMEOUT] = 30.0,
     json: Annotated[
@@ -224,6 +229,7 @@ def diff(
         if not what and mesh is None:
             raise ValueError("give a strategy, a --mesh, or two files")
         problem = Problem(batch, width, layers, dtype)
+        passes: dict[str, Any] = {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
         if len(what) == 2 and not set(what) <= set(STRATEGIES):
             first = target[0] if target else None
             targets, meshes = (left_target or first, right_target or first), (left_mesh or mesh, right_mesh or mesh)
@@ -231,7 +237,7 @@ def diff(
             for word, axes in zip(what, meshes, strict=True):
                 if word in STRATEGIES:
                     ranks = None if axes else degree or nproc
-                    ((run, _),) = diffing.plan([word], implementation, ranks, axes, (), problem, microbatches)
+                    ((run, _),) = diffing.plan([word], implementation, ranks, axes, (), problem, **passes)
                     made[word] = functools.partial(diffing.written, run, timeout)
             pair = of_programs.plan(what, targets, meshes, nproc, step, fail_on, made)
             raise typer.Exit(of_programs.run(pair, bool(left_mesh and right_mesh), fail_on, json))
@@ -239,7 +245,7 @@ def diff(
             raise ValueError("--left-..., --right-..., --nproc and --step are for two programs that are no strategies")
         check_path("picture", picture, ".png")
         check_timeout(timeout)
-        pairs = diffing.plan(what, implementation, degree, mesh, target or (), problem, microbatches)
+        pairs = diffing.plan(what, implementation, degree, mesh, target or (), problem, **passes)
         memory.require(memory_limit.of_diff([run for run, _ in pairs]), memory_limit.describe(problem))
         environment.check(jax=True)
         raise typer.Exit(answer_diff(pairs, precision, fail_on, picture, json, timeout))

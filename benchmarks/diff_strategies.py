@@ -140,9 +140,12 @@ def plan(
     mesh: str | None,
     targets: Sequence[str],
     problem: Problem,
-    microbatches: int,
+    **rest: Any,
 ) -> list[tuple[Run, Any]]:
-    """The (run, target) pairs that the options ask for. Raises ValueError, one line, for what cannot work."""
+    """The (run, target) pairs that the options ask for; `rest` goes to all runs.
+
+    Raises ValueError, one line, for what cannot work.
+    """
     from shardiff.compiling.hardware import parse
 
     if implementation not in ("annotated", "shard_map"):
@@ -165,6 +168,6 @@ def plan(
         ranks = degree or target.num_devices
         if ranks > target.num_devices:
             raise ValueError(f"degree {ranks} needs {ranks} devices, {target} has {target.num_devices}")
-        run = Run(implementation, axes or one_axis(strategy, ranks), problem, microbatches=microbatches)
+        run = Run(implementation, axes or one_axis(strategy, ranks), problem, **rest)
         pairs.append((run, target))
     return pairs

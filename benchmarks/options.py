@@ -8,6 +8,10 @@ BATCH = typer.Option(metavar="N", help="Samples in a step, over all ranks.")
 WIDTH = typer.Option(metavar="N", help="Width of every layer.")
 LAYERS = typer.Option(metavar="N", help="Number of layers.")
 MICROBATCHES = typer.Option(metavar="N", help="Number of microbatches in pipeline_parallel.")
+SCHEDULE = typer.Option(
+    metavar="NAME", help="Order of a pipeline's passes: naive, gpipe, 1f1b, interleaved, zb_h1 or zb_v."
+)
+CHUNKS = typer.Option(metavar="N", help="Chunks of every stage, for the schedule interleaved.")
 DTYPE = typer.Option(metavar="NAME", help="float64, float32 or bfloat16.")
 DEVICE = typer.Option(
     metavar="NAME", help="cpu, cuda or auto. auto chooses CUDA if the machine has a GPU for every rank."

@@ -20,7 +20,7 @@ training step of several strategies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -138,6 +138,11 @@ class Run:
     def in_gpipes_order(self) -> bool:
         """Whether a pipeline runs in GPipe's order, which JAX's transpose of the forward program gives."""
         return self.schedule == "gpipe" or (self.schedule == "naive" and self.microbatches == 1)
+
+    @property
+    def on_one_device(self) -> Run:
+        """The same training on a single device, which a run must equal."""
+        return replace(self, axes=(), microbatches=1, schedule="gpipe", chunks=2, overlap=True)
 
     def size(self, strategy: str) -> int:
         """The number of ranks along the axis of this strategy; 1 if the run does not use it."""

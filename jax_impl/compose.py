@@ -18,12 +18,13 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from contract.layout import batch_shares, padded_rows, unit_of
+from contract.layout import batch_shares, chunks_of, padded_rows, schedule_of, unit_of
 from contract.problem import Batch, Layer, pad_batch, split_microbatches
 from contract.strategy import Run
 from jax_impl import model
 from jax_impl.mesh import place
 from jax_impl.model import MLP, annotation_specs, batch_annotations, is_layer, squared_error, stack_stages
+from jax_impl.ticks import Chunk, named
 
 Strategies = Sequence[Any]  # modules, outermost first
 Rules = dict[str, str | tuple[str, ...]]  # logical axis -> mesh axes
@@ -49,8 +50,8 @@ def pipeline_of(strategies: Strategies) -> Any | None:
 
 def split_params(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
     """The full parameters on the devices of the mesh; with a pipeline, stacked over its stages."""
-    if (pipeline := pipeline_of(load(run))) is not None:
-        params = stack_stages(params, mesh.shape[pipeline.AXIS], unit_of(run))
+    if (schedule := schedule_of(run)) is not None:
+        params = stack_stages(params, schedule.parts, unit_of(run))
     return place(params, params_specs(run), mesh)
 
 
@@ -78,10 +79,18 @@ def params_specs(run: Run) -> list[Layer]:
 
 def stack_shape(run: Run) -> tuple[int, int | None]:
     """The number of layers per rank, and of the stages over which each is stacked; None without a pipeline."""
-    if (pipeline := pipeline_of(load(run))) is None:
+    if (schedule := schedule_of(run)) is None:
         return run.problem.layers, None
-    stages, unit = run.mesh.size_of(pipeline.AXIS), unit_of(run)
-    return -(-(run.problem.layers // unit) // stages) * unit, stages
+    unit = unit_of(run)
+    return schedule.chunks * -(-(run.problem.layers // unit) // len(schedule.parts)) * unit, schedule.stages
+
+
+def positions_of(run: Run, rank: int) -> list[int]:
+    """Which of the layers that a rank's program has are layers of the model, and do not only pad the stack."""
+    layers, _ = stack_shape(run)
+    chunks = chunks_of(run, rank)
+    longest = layers // len(chunks)
+    return [number * longest + j for number, chunk in enumerate(chunks) for j in range(len(chunk))]
 
 
 def batch_specs(run: Run) -> Batch:
@@ -124,12 +133,18 @@ def merged_rules(strategies: Strategies) -> Rules:
 
 def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
     """The mean squared error over all samples: a scalar, the same on every rank."""
-    by = annotated if run.implementation == "annotated" else per_rank
-    return by(params, batch, mesh, run)
+    if run.implementation == "annotated":
+        return annotated(params, batch, mesh, run)
+    if pipeline_of(load(run)) is not None and not run.in_gpipes_order:
+        return per_rank_with_grads(params, batch, mesh, run)[0]
+    return per_rank(params, batch, mesh, run)
 
 
 def loss_and_grads(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> tuple[Array, list[Layer]]:
-    """The loss, and the gradients, split as the parameters are. The backward communication is derived."""
+    """The loss, and the gradients, split as the parameters are. The backward communication is derived; that of a
+    pipeline in another order than GPipe's is written."""
+    if pipeline_of(load(run)) is not None and not run.in_gpipes_order:
+        return per_rank_with_grads(params, batch, mesh, run)
     return jax.value_and_grad(loss)(params, batch, mesh, run)
 
 
@@ -146,23 +161,55 @@ def per_rank(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
             return chain(strategies, "total", squared_error(forward(used, batch.x), batch))
         layers = [chain(strategies, "weights", Layer(w[0], b[0])) for w, b in params]
         stages = mesh.shape[pipeline.AXIS]
-        stage = stage_of(forward, layers, lax.axis_index(pipeline.AXIS), run, stages)
+        stage = functools.partial(stage_of(forward, lax.axis_index(pipeline.AXIS), run), layers)
         return chain(strategies, "total", pipeline.execute(stage, squared_error, batch, stages))
 
     return of_rank(params, batch)
 
 
-def stage_of(
-    forward: Callable[..., Array], layers: list[Layer], stage: Array, run: Run, stages: int
-) -> Callable[[Array], Array]:
-    """The function that takes one microbatch through the layers of a stage, skipping those that only pad the stack."""
-    unit, exists = unit_of(run), is_layer(run.problem.layers // unit_of(run), stages)
+def per_rank_with_grads(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> tuple[Array, list[Layer]]:
+    """The loss and the gradients of a pipeline in any order, whose backward passes are written."""
+    strategies, schedule = load(run), schedule_of(run)
+    forward = next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
+    pipeline = pipeline_of(strategies)
+    assert schedule is not None and pipeline is not None
 
-    def apply(x: Array) -> Array:
+    def used(params: list[Layer]) -> list[Layer]:
+        return [chain(strategies, "weights", Layer(w[0], b[0])) for w, b in params]
+
+    @jax.shard_map(mesh=mesh, in_specs=(params_specs(run), batch_specs(run)), out_specs=(P(), params_specs(run)))
+    def of_rank(params: list[Layer], batch: Batch) -> tuple[Array, list[Layer]]:
+        layers, back = jax.vjp(used, params)
+        stage, size = lax.axis_index(pipeline.AXIS), len(layers) // schedule.chunks
+        step = unit_of(run) if schedule.split else size  # where W is put off, so is each unit's by itself
+        chunks = []
+        for chunk in range(schedule.chunks):
+            starts = range(0, size, step)
+            functions = [stage_of(forward, stage, run, chunk, start) for start in starts]
+            chunks.append(Chunk(functions, [layers[chunk * size + s : chunk * size + s + step] for s in starts]))
+        share, grads = pipeline.execute_with_grads(chunks, squared_error, batch, schedule)
+        (whole,) = back([layer for chunk in grads for function in chunk for layer in function])
+        with named("forward"):
+            return chain(strategies, "total", share), whole
+
+    return of_rank(params, batch)
+
+
+def stage_of(
+    forward: Callable[..., Array], stage: Array, run: Run, chunk: int = 0, start: int = 0
+) -> Callable[[list[Layer], Array], Array]:
+    """What takes one microbatch through layers of a stage's chunk, from number `start` on, without those that only pad
+    the stack: (layers, x) -> y."""
+    schedule, unit = schedule_of(run), unit_of(run)
+    assert schedule is not None
+    exists = is_layer(run.problem.layers // unit, schedule.parts)
+
+    def apply(layers: list[Layer], x: Array) -> Array:
         if exists.all():
             return forward(layers, x)
-        for j in range(exists.shape[1]):
-            x = jnp.where(jnp.asarray(exists)[stage, j], forward(layers[j * unit : (j + 1) * unit], x), x)
+        for j in range(0, len(layers), unit):
+            there = jnp.asarray(exists)[stage, chunk, (start + j) // unit]
+            x = jnp.where(there, forward(layers[j : j + unit], x), x)
         return x
 
     return apply
@@ -173,7 +220,11 @@ def annotated(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
     if (pipeline := pipeline_of(load(run))) is None:
         return squared_error(MLP(params)(batch.x), batch)
     stages = mesh.shape[pipeline.AXIS]
-    exists = jnp.asarray(is_layer(run.problem.layers // unit_of(run), stages).repeat(unit_of(run), axis=1))
+    schedule = schedule_of(run)
+    assert schedule is not None
+    exists = jnp.asarray(
+        is_layer(run.problem.layers // unit_of(run), schedule.parts)[:, 0].repeat(unit_of(run), axis=1)
+    )
     split = NamedSharding(mesh, P(pipeline.AXIS, *batch_specs(run).x[1:]))
 
     def stage(state: Array) -> Array:

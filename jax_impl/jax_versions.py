@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 # Options with which XLA compiles for the CPU without its emitters of fused loops, which jax 0.11 always has.
@@ -18,3 +20,9 @@ def mock_hosts(count: int) -> None:
         jax.config.update("jax_mock_gpu_topology", f"1x{count}x1")
     except AttributeError:
         raise RuntimeError(f"jax {jax.__version__} has no mock topology of GPUs") from None
+
+
+def varies_over(x: Any) -> frozenset[str]:
+    """The mesh axes over which an array inside shard_map may differ from rank to rank."""
+    kind: Any = jax.typeof(x)
+    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma

@@ -18,6 +18,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from contract.problem import Batch, Layer, split_slices
+from contract.schedule import Parts
 
 LOGICAL_AXES = ("batch", "features", "stage", "up_in", "up_out", "down_in", "down_out")
 
@@ -86,21 +87,27 @@ def batch_annotations(rules: Mapping[str, Any]) -> Batch:
     return Batch(PartitionSpec(rows), PartitionSpec(rows, rules.get("features")), PartitionSpec(rows))
 
 
-def stack_stages(params: list[Layer], stages: int, unit: int = 1) -> list[Layer]:
-    """Layer j of all stages, stacked: w[D, D] -> w[stages, D, D], for as many j as the longest stage has layers.
+def stack_stages(params: list[Layer], places: Parts, unit: int = 1) -> list[Layer]:
+    """Layer j of chunk c of all stages, stacked: w[D, D] -> w[stages, D, D], for all j of c = 0, then c = 1, ...
 
-    unit: how many layers stay together. A shorter stage is padded with zeros; `is_layer` tells these from layers.
+    places: the (stage, chunk) of every part of the model. unit: how many layers stay together. There are as many j as
+    the longest part has layers; a shorter one is padded with zeros, and `is_layer` tells these from layers.
     """
-    split = [params[s.start * unit : s.stop * unit] for s in split_slices(len(params) // unit, stages)]
-    longest = len(split[0])
-    zeros = Layer(*map(np.zeros_like, params[0]))
+    split = [params[s.start * unit : s.stop * unit] for s in split_slices(len(params) // unit, len(places))]
+    longest, zeros = len(split[0]), Layer(*map(np.zeros_like, params[0]))
+    chunks: dict[int, list[list[Layer]]] = {}  # chunk -> the parts of all stages
+    for (_, chunk), part in sorted(zip(places, split, strict=True), key=lambda one: one[0]):
+        chunks.setdefault(chunk, []).append(part)
     return [
-        Layer(*map(np.stack, zip(*(stage[j] if j < len(stage) else zeros for stage in split), strict=True)))
+        Layer(*map(np.stack, zip(*(part[j] if j < len(part) else zeros for part in parts), strict=True)))
+        for _, parts in sorted(chunks.items())
         for j in range(longest)
     ]
 
 
-def is_layer(num_layers: int, stages: int) -> np.ndarray:
-    """[stages, longest] bool: whether stage s has a layer j."""
-    sizes = [s.stop - s.start for s in split_slices(num_layers, stages)]
-    return np.arange(max(sizes)) < np.array(sizes)[:, None]
+def is_layer(num_layers: int, places: Parts) -> np.ndarray:
+    """[stages, chunks, longest] bool: whether a chunk of a stage has a layer j."""
+    sizes = np.zeros((max(stage for stage, _ in places) + 1, max(chunk for _, chunk in places) + 1), int)
+    for (stage, chunk), piece in zip(places, split_slices(num_layers, len(places)), strict=True):
+        sizes[stage, chunk] = piece.stop - piece.start
+    return np.arange(sizes.max()) < sizes[..., None]

@@ -17,7 +17,7 @@ from contract.layout import layout, merge, names
 from contract.optimizer import SLOTS, AdamW, Sgd
 from contract.problem import Batch, Layer
 from contract.strategy import Run, RunResult, Shard
-from jax_impl.compose import load, loss_and_grads, pipeline_of, split_batch, split_params
+from jax_impl.compose import load, loss_and_grads, pipeline_of, positions_of, split_batch, split_params
 from jax_impl.mesh import make_mesh
 from shardiff.ranks.jax_devices import devices
 
@@ -124,13 +124,14 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
 def local_layers(params: list[Layer], mesh: Mesh, run: Run, rank: int) -> list[Layer]:
     """What one rank holds, as NumPy arrays in the order of `contract.layout`, without what only pads a stack."""
     device, stacked = mesh.devices.flat[rank], pipeline_of(load(run)) is not None
+    positions = positions_of(run, rank)
 
     def local(array: jax.Array) -> np.ndarray:
         shard = next(s for s in array.addressable_shards if s.device == device)
         data = np.asarray(shard.data)
         return data[0] if stacked else data
 
-    return [Layer(*map(local, layer)) for _, layer in zip(layout(run)[rank], params, strict=False)]
+    return [Layer(*map(local, params[position])) for position in positions]
 
 
 def to_numpy(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from contract import reference
-from contract.strategy import Run, RunResult, one_axis
+from contract.strategy import Run, RunResult
 from shardiff.ranks import jax_devices as devices
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.torch_pool import workers
@@ -79,7 +79,7 @@ def reference_of() -> Execute:
     results: dict[Run, RunResult] = {}
 
     def result(run: Run) -> RunResult:
-        key = replace(run, implementation="torch", axes=one_axis("single_device", 1), microbatches=1, overlap=True)
+        key = replace(run.on_one_device, implementation="torch")
         key = replace(key, problem=replace(run.problem, dtype="float64"))
         if key not in results:
             results[key] = reference.run(key)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 
 from contract.layout import cut, layout, names
 from contract.proof import prove
-from contract.strategy import Run, RunResult, one_axis
+from contract.strategy import Run, RunResult
 
 
 def single_device(run: Run) -> Run:
     """The run of the same implementation on one device, where nothing is communicated."""
-    return replace(run, axes=one_axis("single_device", 1), microbatches=1, overlap=True)
+    return run.on_one_device
 
 
 def label(run: Run) -> str:

@@ -48,6 +48,40 @@ def loss_alone(device: torch.device, run: Run) -> float:
     return compose.loss(params, train.make_batch(mesh, run, 0, device), mesh, run).item()
 
 
+def passes(device: torch.device, runs: Sequence[Run], traced: bool = False) -> list[tuple[float, Any, int, Any]]:
+    """Of each run's first step: the loss, this rank's gradients, the most bytes kept, and the calls, if traced."""
+    from benchmarks.steps.memory import kept_for_backward
+    from contract.layout import layout
+    from shardiff.tracing.tracer import capture
+    from torch_impl import train
+    from torch_impl.compose import loss_and_grads
+    from torch_impl.mesh import make_device_mesh, of_device_mesh
+
+    meshes: dict[Any, Any] = {}
+    results = []
+    for run in runs:
+        if run.mesh not in meshes:
+            meshes[run.mesh] = make_device_mesh(run, device)
+        mesh, kept, got = of_device_mesh(meshes[run.mesh], run), {}, []
+        params, batch = train.make_params(mesh, run, device), train.make_batch(mesh, run, 0, device)
+
+        def step(params=params, batch=batch, mesh=mesh, run=run, kept=kept, got=got) -> None:
+            got[:] = loss_and_grads(params, batch, mesh, run, kept=kept)
+
+        def put_off(kept=kept) -> int:
+            return sum(passage.put_off_bytes() for passage in kept.values())
+
+        if traced:
+            with capture() as calls:
+                step()
+            results.append((0.0, [], 0, calls))
+            continue
+        most = kept_for_backward(step, [*(p for layer in params for p in layer), *batch], put_off)
+        owns = [(True, True)] * len(layout(run)[dist.get_rank()])
+        results.append((got[0].item(), train.to_numpy(got[1], owns), most or 0, None))
+    return results
+
+
 Value = tuple[str, np.ndarray] | None  # dtype and values; bfloat16 is widened to float32
 
 

@@ -41,7 +41,8 @@ def forward(functions: Sequence[Function], x: Tensor) -> Passage:
     for function in functions:
         if passage.segments:
             x = passage.segments[-1][1].detach().requires_grad_()
-        passage.segments.append((x, function(x)))
+        # A view of the leaf is what `shardiff trace` sees a forward pass begin with, if a collective comes first.
+        passage.segments.append((x, function(x.view_as(x))))
     return passage
 
 
@@ -69,8 +70,9 @@ def backward_input(passage: Passage, grad: Tensor | None) -> Tensor | None:
 def backward_weight(passage: Passage) -> None:
     """Accumulate the gradients of the weights."""
     while passage.put_off:
-        edge, dz, weights = passage.put_off.pop(0)
+        edge, dz, weights = passage.put_off[0]
         torch.autograd.backward([edge], [dz], inputs=weights)
+        del passage.put_off[0]
 
 
 def uses_of_weights(out: Tensor, x: Tensor) -> list[tuple[GradientEdge, list[Tensor]]]:

@@ -142,6 +142,7 @@ class Settings(Sizes, frozen=True, kw_only=True):
     microbatches: Several
     iterations: Several
     rounds: Several
+    schedule: Name = "gpipe"
 
 
 class Steps(Result, frozen=True, kw_only=True):

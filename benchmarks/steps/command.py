@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.options import BATCH, DEVICE, DTYPE, JSON, LAYERS, MICROBATCHES, OUTPUT, RESUME, WIDTH
+from benchmarks.options import BATCH, CHUNKS, DEVICE, DTYPE, JSON, LAYERS, MICROBATCHES, OUTPUT, RESUME, SCHEDULE, WIDTH
 from shardiff.cli.answers import TIMEOUT, refuse, repeatable
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ def steps(
     width: Annotated[int, WIDTH] = 1024,
     layers: Annotated[int, LAYERS] = 4,
     microbatches: Annotated[int, MICROBATCHES] = 4,
+    schedule: Annotated[str, SCHEDULE] = "gpipe",
+    chunks: Annotated[int, CHUNKS] = 2,
     dtype: Annotated[str, DTYPE] = "float32",
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="sgd or adamw.")] = "adamw",
     speed_batch: Annotated[
@@ -66,6 +68,8 @@ def steps(
             Problem(batch, width, layers, dtype),
             optimizer=optimizer,
             microbatches=microbatches,
+            schedule=schedule,
+            chunks=chunks,
             iterations=iterations,
             rounds=rounds,
             device=device,

@@ -32,10 +32,13 @@ def held(leaves: list[Tensor], optimizer: torch.optim.Optimizer) -> dict[str, in
     }
 
 
-def kept_for_backward(step: Callable[[], Any], not_counted: list[Tensor]) -> int | None:
+def kept_for_backward(
+    step: Callable[[], Any], not_counted: list[Tensor], beside: Callable[[], int] = lambda: 0
+) -> int | None:
     """The most bytes that autograd keeps at any time of a step, but for `not_counted` (parameters and batch).
 
-    None where parameters are DTensors: what autograd then keeps are wrappers without storage.
+    beside: bytes kept at the moment that autograd does not know of, such as gradients that are put off. None where
+    parameters are DTensors: what autograd then keeps are wrappers without storage.
     """
     if any(isinstance(t, DTensor) for t in not_counted):
         return None
@@ -45,14 +48,14 @@ def kept_for_backward(step: Callable[[], Any], not_counted: list[Tensor]) -> int
 
     class Kept:
         def __init__(self, t: Tensor) -> None:
-            nonlocal now, most
+            nonlocal now
             self.tensor = t.detach()  # not t itself: an operation that keeps its own output would never be freed
             storage = self.tensor.untyped_storage()
             self.key, self.size = storage.data_ptr(), storage.nbytes()
             uses[self.key] += 1
             if uses[self.key] == 1 and self.key not in known:
                 now += self.size
-                most = max(most, now)
+            look()
 
         def __del__(self) -> None:
             nonlocal now
@@ -60,6 +63,14 @@ def kept_for_backward(step: Callable[[], Any], not_counted: list[Tensor]) -> int
             if uses[self.key] == 0 and self.key not in known:
                 now -= self.size
 
-    with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
+    def look() -> None:
+        nonlocal most
+        most = max(most, now + beside())
+
+    def unpack(kept: Kept) -> Tensor:
+        look()  # here too, because what is put off grows in a backward pass
+        return kept.tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(Kept, unpack):
         step()
     return most

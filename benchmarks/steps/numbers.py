@@ -15,7 +15,7 @@ from contract.problem import BYTES
 from contract.strategy import Run
 from shardiff.record import Record, totals
 
-CONTEXT = ("fsdp2", "pipelining_1f1b")  # peers that do something else than ours
+CONTEXT = ("fsdp2",)  # peers that do something else than ours
 IN_JAX = ("shard_map", "annotated", "jit")
 IMPLEMENTATIONS = ("torch", "shard_map", "annotated", "peer")
 PEERS = {  # strategy -> peers of each framework; the first is the one to be compared with, the others are context
@@ -23,12 +23,14 @@ PEERS = {  # strategy -> peers of each framework; the first is the one to be com
     "data_parallel": {"torch": ("ddp", "fsdp2"), "jax": ()},
     "tensor_parallel": {"torch": ("dtensor",), "jax": ()},
     "megatron_tensor_parallel": {"torch": ("dtensor",), "jax": ()},
-    "pipeline_parallel": {"torch": ("pipelining", "pipelining_1f1b"), "jax": ()},
+    "pipeline_parallel": {"torch": ("pipelining",), "jax": ()},
 }
 
 
 def peers_of(run: Run, framework: str) -> tuple[str, ...]:
-    """The library equivalents of a run; of strategies that are composed, none yet."""
+    """The library equivalents of a run; of strategies that are composed, and of a naive pipeline, none."""
+    if run.schedule == "naive":
+        return ()
     return PEERS.get(run.strategy, {}).get(framework, ())
 
 

@@ -1,25 +1,33 @@
 """The library equivalents in torch: DistributedDataParallel, FSDP2, DTensor, torch.distributed.pipelining.
 
 Each peer trains the same model on the same batches from the same weights, and ends with the same parameters; `shardiff
-bench steps` times it and checks that. FSDP2 and 1F1B are there for context: they do not do what our strategies do, but
-are used because they need less memory.
+bench steps` times it and checks that. FSDP2 is there for context: it does not do what our strategies do, but is used
+because it needs less memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from contract.layout import schedule_of
 from contract.problem import Batch, Layer, split_slices
 from contract.strategy import Run
 from torch_impl import train
@@ -103,7 +111,6 @@ def peer(name: str, mesh: DeviceMesh, run: Run, device: torch.device) -> Contest
         "fsdp2": fsdp2,
         "dtensor": dtensor,
         "pipelining": pipelining,
-        "pipelining_1f1b": pipelining_1f1b,
     }
     step, model = makers[name](mesh, run, device)
     optimizer = optimizer_of(model, run)
@@ -193,32 +200,44 @@ def dtensor(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.
     return step, model
 
 
-def pipelining(
-    mesh: DeviceMesh, run: Run, device: torch.device, kind: type[ScheduleGPipe] | type[Schedule1F1B] = ScheduleGPipe
-) -> tuple[Step, nn.Module]:
-    """torch.distributed.pipelining's GPipe schedule over the same stages and microbatches, which it must divide."""
-    rank, group, last = mesh.get_local_rank(), mesh.get_group(), run.world_size - 1
-    model = full_model(run, device, split_slices(run.problem.layers, run.world_size)[rank])
+SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+MULTIPLE = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zb_h1": ScheduleInterleavedZeroBubble,  # of one chunk a stage
+    "zb_v": ScheduleZBVZeroBubble,
+}
+
+
+def pipelining(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
+    """torch.distributed.pipelining's own schedule over the same parts and microbatches, which it must divide."""
+    rank, group, schedule = mesh.get_local_rank(), mesh.get_group(), schedule_of(run)
+    assert schedule is not None
+    mine = [schedule.parts.index((rank, chunk)) for chunk in range(schedule.chunks)]
+    cuts = split_slices(run.problem.layers, len(schedule.parts))
+    models = [full_model(run, device, cuts[part]) for part in mine]
     weight = 1 / (run.problem.batch * run.problem.width)
     wide = torch.float64 if run.problem.dtype == "float64" else torch.float32
-    stage = PipelineStage(model, rank, run.world_size, device, group=group)
+    stages: list[Any] = [
+        PipelineStage(model, part, len(schedule.parts), device, group=group)
+        for model, part in zip(models, mine, strict=True)
+    ]
 
     def share_of_loss(out: Tensor, y: Tensor) -> Tensor:
         return weight * (out - y).to(wide).square().sum()
 
-    schedule = kind(stage, run.microbatches, loss_fn=share_of_loss, scale_grads=False)
+    how: dict[str, Any] = {"loss_fn": share_of_loss, "scale_grads": False}
+    if run.schedule in SINGLE:
+        theirs: Any = SINGLE[run.schedule](stages[0], run.microbatches, **how)
+    else:
+        theirs = MULTIPLE[run.schedule](stages, run.microbatches, **how)
+    first, last = 0 in mine, len(schedule.parts) - 1 in mine
 
     def step(batch: Batch) -> Tensor:
         losses: list[Tensor] = []
-        inputs = (batch.x,) if rank == 0 else ()
-        schedule.step(*inputs, **({"target": batch.y, "losses": losses} if rank == last else {}))
+        inputs = (batch.x,) if first else ()
+        theirs.step(*inputs, **({"target": batch.y, "losses": losses} if last else {}))
         loss = torch.stack(losses).sum().detach() if losses else batch.weight.new_zeros(())
         dist.all_reduce(loss, group=group)
         return loss
 
-    return step, model
-
-
-def pipelining_1f1b(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
-    """The same in 1F1B's order (Narayanan et al., 2006.09503): as much bubble, fewer activations kept."""
-    return pipelining(mesh, run, device, Schedule1F1B)
+    return step, nn.ModuleList(models)

@@ -52,7 +52,8 @@ class Plan:
 
     def names(self, run: Run, framework: str) -> list[str]:
         """The contestants of a run in one framework."""
-        ours = ("torch",) if framework == "torch" else ("shard_map", "annotated")
+        in_jax = ("shard_map", "annotated") if run.in_gpipes_order else ("shard_map",)
+        ours = ("torch",) if framework == "torch" else in_jax
         peers = peers_of(run, framework) if "peer" in self.implementations else ()
         return [name for name in ours if name in self.implementations] + list(peers)
 
@@ -68,6 +69,8 @@ def plan(
     problem: Problem,
     optimizer: str = "adamw",
     microbatches: int = 4,
+    schedule: str = "gpipe",
+    chunks: int = 2,
     iterations: int = 30,
     rounds: int = 3,
     device: str = "auto",
@@ -77,7 +80,8 @@ def plan(
 ) -> Plan:
     """Raises ValueError for what cannot be run. single_device runs on 1 rank, whatever `ranks` says.
 
-    meshes: `dp=2,tp=2`, instead of ranks; the strategies are then those of their axes.
+    meshes: `dp=2,tp=2`, instead of ranks; the strategies are then those of their axes. schedule: of a pipeline; without
+    strategies, one other than GPipe's is of pipeline_parallel alone.
     """
     for name, value in (("iterations", iterations), ("rounds", rounds), ("speed-batch", speed_batch)):
         if value < 1:
@@ -95,11 +99,12 @@ def plan(
             raise ValueError("a mesh says the number of ranks: give --mesh or --ranks, not both")
         chosen, alone = [parse_axes(mesh, tuple(strategies)) for mesh in meshes], False
     else:
-        named = strategies or DEFAULT_STRATEGIES
+        named = strategies or (DEFAULT_STRATEGIES if schedule == "gpipe" else ("pipeline_parallel",))
         chosen = [one_axis(s, n) for n in ranks or (2, 4) for s in named if s != "single_device"]
         alone = "single_device" in named
     runs = [Run("torch", (), microbatches=1, **rest)] if alone else []
-    runs += [Run("torch", axes, microbatches=microbatches, **rest) for axes in chosen]
+    order = {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
+    runs += [Run("torch", axes, **order, **rest) for axes in chosen]
     gpus = machine.num_gpus() if device != "cpu" else 0
     most = max(run.world_size for run in runs)
     if device == "cuda" and gpus < most:
@@ -131,6 +136,7 @@ def begin(plan: Plan) -> dict[str, Any]:
         **asdict(run.problem),
         "optimizer": run.optimizer,
         "microbatches": max(r.microbatches for r in plan.runs),
+        "schedule": plan.runs[-1].schedule,
         "iterations": plan.iterations,
         "rounds": plan.rounds,
         "device": plan.device,

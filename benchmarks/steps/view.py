@@ -36,7 +36,8 @@ def setting(result: Steps) -> str:
     """Sizes and method in a line."""
     s = result.settings
     rounds = f"{s.iterations} iterations in {s.rounds} rounds in which torch and JAX take turns"
-    return f"{s}, {s.optimizer}; pipeline in {s.microbatches} microbatches; {rounds}; medians of the slowest rank"
+    pipeline = f"pipeline in {s.microbatches} microbatches, {s.schedule}"
+    return f"{s}, {s.optimizer}; {pipeline}; {rounds}; medians of the slowest rank"
 
 
 def step_table(result: Steps) -> Table:

@@ -68,8 +68,8 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     assert share.schedule is not None
     number = 0
     for phase, what in (("forward", "activations"), ("backward", "gradients")):
-        sent = of_phase(share.schedule, phase, share.by_ticks)
-        for tick, together in enumerate(sent):
+        sent = permutes(share.schedule, phase, share.by_ticks)
+        for tick, together in enumerate(each for ticks in sent.values() for each in ticks):
             most = max(rows[action.microbatch] for action in together)
             edges = tuple(sorted(edge(share.schedule, action) for action in together))
             yield Sent("collective_permute", most * width, phase, f"{what} of tick {tick}", None, edges, number)
@@ -77,8 +77,8 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     yield share.loss()
 
 
-def of_phase(schedule: Schedule, phase: str, by_ticks: bool = False) -> list[list[Action]]:
-    """What is sent in each tick of the forward or backward phase, without the ticks in which nothing is.
+def permutes(schedule: Schedule, phase: str, by_ticks: bool = False) -> dict[int, list[list[Action]]]:
+    """What is sent forward or backward, by the ticks in which something is: the actions whose results are one permute.
 
     A permute gives each rank at most one message, so what exceeds that is a permute of its own.
     """
@@ -93,12 +93,11 @@ def of_phase(schedule: Schedule, phase: str, by_ticks: bool = False) -> list[lis
         target = schedule.target(action)
         if target is None or target.stage == action.stage or (action.kind == "forward") != (phase == "forward"):
             continue
-        permutes = found.setdefault(tick, [[]])
-        reached = [edge(schedule, each)[1] for each in permutes[-1]]
-        if target.stage in reached:
-            permutes.append([])
-        permutes[-1].append(action)
-    return [sorted(together) for tick in sorted(found) for together in found[tick]]
+        of_tick = found.setdefault(tick, [[]])
+        if target.stage in [edge(schedule, each)[1] for each in of_tick[-1]]:
+            of_tick.append([])
+        of_tick[-1].append(action)
+    return {tick: [sorted(together) for together in found[tick]] for tick in sorted(found)}
 
 
 def edge(schedule: Schedule, action: Action) -> tuple[int, int]:

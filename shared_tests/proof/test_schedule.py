@@ -24,6 +24,7 @@ from contract.schedule_time import (
     rows,
     table,
 )
+from contract.slots import slots
 
 F, B = "forward", "backward"
 COSTS = (Costs(), Costs(2, 3, 1), Costs(10, 12, 8))
@@ -208,3 +209,23 @@ def test_actions_print_with_kind_microbatch_and_chunk():
     assert [str(Action(kind, 3, chunk, 7)) for kind in kinds for chunk in (0, 1)] == [
         "F7", "F7.1", "B7", "B7.1", "B7", "B7.1", "W7", "W7.1",
     ]  # fmt: skip
+
+
+@given(schedules())
+def test_no_slot_is_taken_before_it_is_free_and_residuals_are_as_many_as_the_peak(schedule):
+    told = slots(schedule)
+    when = {action: tick for tick, row in enumerate(told.rows) for action in row if action is not None}
+    assert told.depth["residuals"] == max(peaks(schedule))
+    last = "backward_weight" if schedule.split else "backward"
+    for stage in range(schedule.stages):
+        kept = [(a, s) for a, s in told.of["residuals"].items() if a.stage == stage]
+        for action, slot in kept:
+            until = when[action._replace(kind=last)]
+            others = [b for b, s in kept if s == slot and b != action]
+            assert all(not when[action] <= when[b] <= until for b in others)
+        waiting = {}  # slot -> the last tick in which it is read
+        for action, slot in sorted(told.of["inputs"].items(), key=lambda one: when[one[0]]):
+            if action.stage == stage:
+                source = schedule.source(action)
+                assert source is not None and waiting.get(slot, -1) <= when[source]
+                waiting[slot] = when[action]

@@ -98,10 +98,10 @@ def trace_library(device: torch.device, name: str) -> list[Call]:
     return calls
 
 
-def library_step(device: torch.device, maker: str, strategy: str) -> Callable[[], Any]:
+def library_step(device: torch.device, maker: str, strategy: str, schedule: str = "gpipe") -> Callable[[], Any]:
     """A step of `benchmarks.steps.peers`: 2 ranks, 16 samples, 4 layers of 16 x 16."""
     peers, train = importlib.import_module("benchmarks.steps.peers"), importlib.import_module("torch_impl.train")
-    run = Run("torch", one_axis(strategy, 2), Problem(16, 16, 4), device="cpu")
+    run = Run("torch", one_axis(strategy, 2), Problem(16, 16, 4), schedule=schedule, device="cpu")
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=(AXES[strategy] or "",))
     step, model = getattr(peers, maker)(mesh, run, device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -162,7 +162,7 @@ LIBRARIES: dict[str, dict[str, list[tuple[str, int, int]]]] = {  # phase -> op, 
         "forward": [("collective_permute", 256, 4)],
         "backward": [("collective_permute", 256, 4), ("all_reduce", 4, 1)],
     },
-    "pipelining_1f1b pipeline_parallel": {
+    "pipelining pipeline_parallel 1f1b": {
         "forward": [("collective_permute", 256, 4)],
         "backward": [("collective_permute", 256, 4), ("all_reduce", 4, 1)],
     },

@@ -86,7 +86,9 @@ def execute(
         """One pass. Returns what another part needs of it."""
         chunk, i = action.chunk, action.microbatch
         if action.kind == "backward_weight":
-            return passes.backward_weight(saved.pop((chunk, i)))
+            passes.backward_weight(saved[chunk, i])
+            del saved[chunk, i]
+            return None
         if action.kind == "backward_input":
             return passes.backward_input(saved[chunk, i], received)
         if action.kind == "backward":
