@@ -16,7 +16,19 @@ import typer
 
 from benchmarks.bubbles.command import bubbles
 from benchmarks.collectives.command import collectives
-from benchmarks.options import BATCH, CHUNKS, DEVICE, DTYPE, JSON, LAYERS, MICROBATCHES, SCHEDULE, WIDTH
+from benchmarks.options import (
+    BATCH,
+    CHUNKS,
+    DEVICE,
+    DTYPE,
+    JSON,
+    LAYERS,
+    MICROBATCHES,
+    RESHARD,
+    SCHEDULE,
+    WIDTH,
+    reshard_of,
+)
 from benchmarks.plan.command import plan
 from benchmarks.report.command import report
 from benchmarks.steps.command import steps
@@ -67,6 +79,7 @@ def check(
     microbatches: Annotated[int, MICROBATCHES] = 4,
     schedule: Annotated[str, SCHEDULE] = "gpipe",
     chunks: Annotated[int, CHUNKS] = 2,
+    reshard: Annotated[str | None, RESHARD] = None,
     device: Annotated[str, DEVICE] = "auto",
     timeout: Annotated[float, TIMEOUT] = 30.0,
     json: Annotated[bool, JSON] = False,
@@ -93,6 +106,7 @@ def check(
             microbatches=microbatches,
             schedule=schedule,
             chunks=chunks,
+            reshard=reshard_of(reshard),
             device=device,
         )
     except ValueError as error:
@@ -203,6 +217,15 @@ def diff(
     microbatches: Annotated[int, MICROBATCHES] = 4,
     schedule: Annotated[str, SCHEDULE] = "gpipe",
     chunks: Annotated[int, CHUNKS] = 2,
+    reshard: Annotated[str | None, RESHARD] = None,
+    spelling: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="How fully_sharded is annotated: best, or naive, which states how the parameters are split and "
+            "nothing else.",
+        ),
+    ] = "best",
     dtype: Annotated[str, DTYPE] = "float32",
     timeout: Annotated[float, TIMEOUT] = 30.0,
     json: Annotated[
@@ -229,7 +252,8 @@ def diff(
         if not what and mesh is None:
             raise ValueError("give a strategy, a --mesh, or two files")
         problem = Problem(batch, width, layers, dtype)
-        passes: dict[str, Any] = {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
+        rest: dict[str, Any] = {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
+        rest |= {"reshard": reshard_of(reshard), "spelling": spelling}
         if len(what) == 2 and not set(what) <= set(STRATEGIES):
             first = target[0] if target else None
             targets, meshes = (left_target or first, right_target or first), (left_mesh or mesh, right_mesh or mesh)
@@ -237,7 +261,7 @@ def diff(
             for word, axes in zip(what, meshes, strict=True):
                 if word in STRATEGIES:
                     ranks = None if axes else degree or nproc
-                    ((run, _),) = diffing.plan([word], implementation, ranks, axes, (), problem, **passes)
+                    ((run, _),) = diffing.plan([word], implementation, ranks, axes, (), problem, **rest)
                     made[word] = functools.partial(diffing.written, run, timeout)
             pair = of_programs.plan(what, targets, meshes, nproc, step, fail_on, made)
             raise typer.Exit(of_programs.run(pair, bool(left_mesh and right_mesh), fail_on, json))
@@ -245,7 +269,7 @@ def diff(
             raise ValueError("--left-..., --right-..., --nproc and --step are for two programs that are no strategies")
         check_path("picture", picture, ".png")
         check_timeout(timeout)
-        pairs = diffing.plan(what, implementation, degree, mesh, target or (), problem, **passes)
+        pairs = diffing.plan(what, implementation, degree, mesh, target or (), problem, **rest)
         memory.require(memory_limit.of_diff([run for run, _ in pairs]), memory_limit.describe(problem))
         environment.check(jax=True)
         raise typer.Exit(answer_diff(pairs, precision, fail_on, picture, json, timeout))

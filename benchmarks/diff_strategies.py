@@ -66,8 +66,13 @@ def compare(
     """The diff of what is written with what is derived, with the closed form beside it."""
     mesh = run.mesh
     sides = Program(tuple(written), "written", mesh), Program(tuple(derived), "derived", mesh, memory or {})
-    closed_form = cost.communication(replace(run, implementation="torch"))
+    closed_form = cost.communication(in_torch(run))
     return StrategyDiff(run, target, diff(*sides), traced, closed_form, work)
+
+
+def in_torch(run: Run) -> Run:
+    """The run that is written for what is derived."""
+    return replace(run, implementation="torch", spelling="best")
 
 
 def compute(
@@ -86,7 +91,7 @@ def compute(
     from shardiff import hlo
     from shardiff.hlo.work import work
 
-    explicit_runs = list(dict.fromkeys(replace(run, implementation="torch") for run, _ in runs))
+    explicit_runs = list(dict.fromkeys(in_torch(run) for run, _ in runs))
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(
             trace_all, [run for run in explicit_runs if run.world_size <= MOST_TRACED], progress, timeout
@@ -97,7 +102,7 @@ def compute(
         traced = pending.result()
     diffs = []
     for (run, target), result in zip(runs, compiled, strict=True):
-        written = replace(run, implementation="torch")
+        written = in_torch(run)
         records = traced.get(written) or cost.communication(written)
         derived, memory = hlo.read(result.hlo).records, asdict(result.memory)
         told = written in traced, memory, asdict(work(result.hlo))
@@ -107,7 +112,7 @@ def compute(
 
 def written(run: Run, timeout: float = 30) -> Program:
     """What the torch implementation of a run communicates: traced, or beyond MOST_TRACED ranks its closed form."""
-    run = replace(run, implementation="torch")
+    run = in_torch(run)
     if run.world_size <= MOST_TRACED:
         records = trace_all([run], lambda _: None, timeout)[run]
     else:

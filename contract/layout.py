@@ -16,23 +16,26 @@ from contract.strategy import Run
 
 
 @lru_cache(64)
-def layout(run: Run) -> list[list[Part]]:
-    """For each rank, the parts that it holds, in the order of the layers. The innermost axis cuts first."""
-    return [held_by(run, rank) for rank in range(run.world_size)]
+def layout(run: Run, of: str = "parameters") -> list[list[Part]]:
+    """For each rank, the parts that it holds, in the order of the layers. The innermost strategy cuts first.
+
+    of: "parameters", "gradients" or "optimizer_state".
+    """
+    return [held_by(run, rank, of) for rank in range(run.world_size)]
 
 
 @lru_cache(4096)
-def held_by(run: Run, rank: int) -> list[Part]:
-    """The parts that one rank holds, in the order of the layers."""
+def held_by(run: Run, rank: int, of: str = "parameters") -> list[Part]:
+    """The same for one rank, without a look at all others."""
     at, unit = run.mesh.coordinates(rank), unit_of(run)
     parts = [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in range(run.problem.layers)]
-    for axis in reversed(run.axes):
+    for axis in reversed(run.nested):
         strategy, index = strategies.of(axis.strategy), at[axis.name]
         if axis.strategy == "pipeline_parallel":
             places = parts_of(run.schedule, axis.size, run.chunks)
             of_stage = strategy.chunks(parts, run.problem, axis.size, index, unit, places)
             parts = [part for chunk in of_stage for part in chunk]
-        else:
+        elif of in strategy.SPLITS:
             parts = strategy.cut(parts, run.problem, axis.size, index, unit)
     return parts
 
@@ -65,14 +68,15 @@ def unit_of(run: Run) -> int:
 
 def share(run: Run, rank: int) -> Share:
     """What a rank works on in one step."""
-    at, parts = run.mesh.coordinates(rank), tuple(held_by(run, rank))
+    at = run.mesh.coordinates(rank)
+    held = tuple(held_by(run, rank)), tuple(held_by(run, rank, "gradients"))
     rows = run.problem.batch
-    for axis in run.axes:
+    for axis in reversed(run.nested):
         rows = strategies.of(axis.strategy).rows(rows, axis.size)[at[axis.name]]
     _, features = kept(run, rank)
-    derived = run.implementation == "annotated"
+    program = run.implementation, run.gathered_again
     if "pipeline_parallel" not in run.strategies:
-        return Share(run.problem, parts, (Pass(rows),), (rows,), int(features), derived)
+        return Share(run.problem, *held, (Pass(rows),), (rows,), int(features), *program)
     stages, schedule = run.size("pipeline_parallel"), schedule_of(run)
     chunks = [tuple(chunk) for chunk in chunks_of(run, rank)]
     by_ticks = run.implementation != "torch" and not run.in_gpipes_order
@@ -88,8 +92,9 @@ def share(run: Run, rank: int) -> Share:
     else:  # all stages run one program in every tick, on microbatches of one size; in tick 0 nothing is received yet
         microbatches = (padded_rows(run),) * run.microbatches
         ticks = run.microbatches + stages - 1
+        derived = run.implementation == "annotated"
         passes = [Pass(microbatches[0], True, (derived or 0 < tick) and stages > 1) for tick in range(ticks)]
-    return Share(run.problem, parts, tuple(passes), microbatches, int(features), derived, schedule, by_ticks)
+    return Share(run.problem, *held, tuple(passes), microbatches, int(features), *program, schedule, by_ticks)
 
 
 def batch_shares(run: Run) -> int:
@@ -113,7 +118,7 @@ def kept(run: Run, rank: int) -> tuple[list[Kept], float]:
     """
     width = run.problem.width
     layers, residual = [Kept(width, width) for _ in held_by(run, rank)], float(width)
-    for axis in reversed(run.axes):
+    for axis in reversed(run.nested):
         layers, residual = strategies.of(axis.strategy).kept(layers, residual, axis.size)
     return layers, residual
 
@@ -128,7 +133,7 @@ def cut(params: Sequence[Layer], parts: Sequence[Part]) -> list[Layer]:
     return [Layer(params[p.layer].w[p.w], params[p.layer].b[p.b]) for p in parts]
 
 
-def merge(run: Run, shards: Sequence[Sequence[Layer]]) -> list[Layer]:
+def merge(run: Run, shards: Sequence[Sequence[Layer]], of: str = "parameters") -> list[Layer]:
     """The full parameters, assembled from the shards of all ranks: the inverse of `cut`.
 
     Where several ranks hold a replica, that of the lowest rank is taken, so the others may be None. (`Shard.digests`
@@ -136,7 +141,7 @@ def merge(run: Run, shards: Sequence[Sequence[Layer]]) -> list[Layer]:
     """
     d, dtype = run.problem.width, next(a.dtype for rank in shards for layer in rank for a in layer if a is not None)
     full = [Layer(np.full((d, d), np.nan, dtype), np.full(d, np.nan, dtype)) for _ in range(run.problem.layers)]
-    for rank, (parts, owner) in enumerate(zip(layout(run), owned(run), strict=True)):
+    for rank, (parts, owner) in enumerate(zip(layout(run, of), owned(run, of), strict=True)):
         if len(parts) != len(shards[rank]):
             raise ValueError(f"rank {rank} holds {len(shards[rank])} layers where the layout says {len(parts)}")
         for part, layer, owns in zip(parts, shards[rank], owner, strict=True):
@@ -152,11 +157,11 @@ def merge(run: Run, shards: Sequence[Sequence[Layer]]) -> list[Layer]:
     return full
 
 
-def owned(run: Run) -> list[list[tuple[bool, bool]]]:
+def owned(run: Run, of: str = "parameters") -> list[list[tuple[bool, bool]]]:
     """For each rank and part, whether it is the lowest rank that holds (w, b). A sum over owners counts each once."""
     seen: set[tuple[str, str]] = set()
     flags = []
-    for parts in layout(run):
+    for parts in layout(run, of):
         row = []
         for part in parts:
             keys = [(name, str(index)) for name, index in zip(names(part), part[1:], strict=True)]

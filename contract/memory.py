@@ -3,10 +3,10 @@
 B is the batch, D the width, L the number of layers, n the number of ranks, e the bytes of an element, and c the bytes
 of an element of the loss's dtype (4, or 8 in float64).
 
-The parameters P are the shards of `contract.layout`, and the gradients are as large. The optimizer's state is P for SGD
-with momentum and 2 P for AdamW, which keeps two moments (Kingma and Ba, 1412.6980). All of them have the problem's
-dtype: this is the accounting of ZeRO (Rajbhandari et al., 1910.02054, section 3.1) without the float32 copies. Step
-counters take a few bytes and are not counted.
+Parameters, gradients and optimizer state are the shards of `contract.layout`. The optimizer's state is as large as what
+it updates for SGD with momentum, and twice as large for AdamW, which keeps two moments (Kingma and Ba, 1412.6980). All
+of them have the problem's dtype: this is the accounting of ZeRO (Rajbhandari et al., 1910.02054, section 3.1) without
+the float32 copies. Step counters take a few bytes and are not counted.
 
 Activations are what the backward pass needs besides parameters and batch, at the end of the forward pass: for each
 layer its input (for dW = X^T dZ) and its pre-activation Z (for gelu'), and for the loss the residual (Korthikanti et
@@ -16,12 +16,15 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 
-from contract.layout import chunks_of, held_by, kept, share, unit_of
+from contract import strategies
+from contract.layout import chunks_of, held_by, kept, layout, share, unit_of
 from contract.optimizer import SLOTS
 from contract.problem import BYTES
+from contract.share import HELD, Part, length
 from contract.strategy import Run
 
 
@@ -44,29 +47,35 @@ def memory(run: Run) -> list[Memory]:
 
     Where JAX runs one program on all stages of a pipeline, every rank holds as many layers as the longest stage.
     """
-    sizes = [_parameters(run, rank) for rank in range(run.world_size)]
+    sizes = [[_bytes(run, parts) for parts in layout(run, of)] for of in HELD]
     if "pipeline_parallel" in run.strategies and run.implementation != "torch":
-        sizes = [max(sizes)] * run.world_size
-    return [_memory(run, rank, size) for rank, size in enumerate(sizes)]
+        sizes = [[max(each)] * run.world_size for each in sizes]
+    return [_memory(run, rank, *each) for rank, each in enumerate(zip(*sizes, strict=True))]
 
 
 def of_rank(run: Run, rank: int) -> Memory:
     """The same for one rank in torch, without a look at all others."""
-    return _memory(run, rank, _parameters(run, rank))
+    return _memory(run, rank, *(_bytes(run, held_by(run, rank, of)) for of in HELD))
 
 
-def _memory(run: Run, rank: int, parameters: int) -> Memory:
-    return Memory(parameters, parameters, len(SLOTS[run.optimizer]) * parameters, activations(run, rank))
+def _memory(run: Run, rank: int, parameters: int, gradients: int, updated: int) -> Memory:
+    return Memory(parameters, gradients, len(SLOTS[run.optimizer]) * updated, activations(run, rank))
 
 
-def _parameters(run: Run, rank: int) -> int:
-    d = run.problem.width
-
-    def length(s: slice) -> int:
-        return len(range(*s.indices(d)))
-
-    elements = sum(prod(map(length, part.w)) + length(part.b[0]) for part in held_by(run, rank))
+def _bytes(run: Run, parts: Sequence[Part]) -> int:
+    width = run.problem.width
+    elements = sum(prod(length(s, width) for s in part.w) + length(part.b[0], width) for part in parts)
     return elements * BYTES[run.problem.dtype]
+
+
+def gathered(run: Run, rank: int) -> int:
+    """Bytes of the layers' w that are gathered for the forward pass and kept for the backward pass."""
+    gathers = [a.size for a in run.axes if strategies.gathers(a.strategy)]
+    if not gathers or run.gathered_again:
+        return 0
+    mine = share(run, rank)
+    used = [part for part in mine.parts if part.layer]  # the first layer's input needs no gradient, and so not its w
+    return prod(gathers) * sum(mine.elements(part)[0] for part in used) * BYTES[run.problem.dtype]
 
 
 def activations(run: Run, rank: int) -> int:
@@ -76,6 +85,7 @@ def activations(run: Run, rank: int) -> int:
     single_device keeps L - 1 inputs and L pre-activations, (2 L - 1) B D e, and the residual, B D c. tensor_parallel
     keeps (L - 1) B D e + L B D / n e + B D / n c, and megatron_tensor_parallel L B D / n e + (L - 1) B D e + B D c. The
     first part of a pipeline does not keep the input of its first layer, and only the last part keeps the residual.
+    What is `gathered` and kept is part of it.
 
     How many microbatches a stage of a pipeline keeps at a time follows from its schedule: a microbatch counts from its
     forward pass until its backward pass, so 1F1B keeps p of them on the first stage, and GPipe all m. Where the
@@ -95,7 +105,7 @@ def activations(run: Run, rank: int) -> int:
         whole.append(elements * e + (residual * c if last else 0))
         put_off.append((elements + inner) * e)
     if mine.schedule is None:
-        return round(sum(mine.microbatches) * whole[0])
+        return round(sum(mine.microbatches) * whole[0]) + gathered(run, rank)
     now = most = 0.0
     for action in mine.schedule.orders[run.mesh.coordinates(rank)["pp"]]:
         rows = mine.microbatches[action.microbatch]
@@ -108,4 +118,4 @@ def activations(run: Run, rank: int) -> int:
         else:
             now -= rows * put_off[action.chunk]
         most = max(most, now)
-    return round(most)
+    return round(most) + gathered(run, rank)

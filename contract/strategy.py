@@ -8,20 +8,24 @@ changes nothing:
     AXIS                            the mesh axis that it uses
     split_params(params, mesh)      cuts the parameters that it is given; the innermost strategy cuts first
     split_batch(batch, mesh)        cuts the batch that it is given; the innermost strategy cuts first
-    weights(layer, mesh)            a layer as it is used, made from the shards that a rank holds
+    weights(layer, mesh)            a layer as it is used, made from the shards that a rank holds; the outermost first
+    gradients(layer, mesh)          a layer's gradients as they are held, made from this rank's part of their sum
+    own(layer, mesh)                what this rank updates of a layer's parameters or gradients
+    whole(layer, mesh)              a layer's parameters, made from what every rank has updated
     forward(params, x, mesh)        what the layers compute, for a strategy that cuts inside a layer
     execute(...)                    the order of execution, for a strategy that runs layers on different ranks
     total(share, mesh)              sums this axis's shares of the loss
 
 In torch_impl these are functions that every rank runs on its shards. In jax_impl/shard_map the two cuts are
 PartitionSpecs, as data. In jax_impl/annotated a strategy is RULES alone. `compose.py` of each framework makes one
-training step of several strategies.
+training step of several strategies. Innermost is who cuts nearest to the computation (`DEPTH` in contract.strategies);
+among equals, the inner axis of the mesh.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,20 +33,37 @@ from contract import strategies
 from contract.optimizer import OPTIMIZERS
 from contract.problem import DTYPES, Layer, Problem
 from contract.schedule import unfit
-from contract.share import Asked
+from contract.share import WHOLE, Asked, Part, length
 from shardiff.mesh import MOST_RANKS, Mesh
 from shardiff.mesh import parse as parse_mesh
 
 IMPLEMENTATIONS = ("torch", "shard_map", "annotated")
-STRATEGIES = ("data_parallel", "tensor_parallel", "megatron_tensor_parallel", "pipeline_parallel")
+STRATEGIES = (
+    "data_parallel",
+    "tensor_parallel",
+    "megatron_tensor_parallel",
+    "pipeline_parallel",
+    "fully_sharded",
+    "zero1",
+    "zero2",
+)
 AXES = {
     "single_device": None,
     "data_parallel": "dp",
     "tensor_parallel": "tp",
     "megatron_tensor_parallel": "tp",
     "pipeline_parallel": "pp",
+    "fully_sharded": "fsdp",
+    "zero1": "fsdp",
+    "zero2": "fsdp",
 }
-USUAL = {"dp": "data_parallel", "tp": "megatron_tensor_parallel", "pp": "pipeline_parallel"}  # axis -> default
+USUAL = {  # axis -> default
+    "dp": "data_parallel",
+    "fsdp": "fully_sharded",
+    "tp": "megatron_tensor_parallel",
+    "pp": "pipeline_parallel",
+}
+SPELLINGS = ("best", "naive")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -94,9 +115,12 @@ class Run:
     """One training run: `steps` steps on `problem`, over the ranks of `axes`.
 
     microbatches, schedule: for pipeline_parallel (`contract.schedule`). chunks: of every stage, for the schedules that
-    have several. overlap: for data_parallel in torch; if False, each gradient is all_reduced by
-    itself in the backward pass instead of in buckets that overlap with it. device: "cpu", "cuda", or "auto" (CUDA where
-    there are as many GPUs as ranks). Raises ValueError with one line if the run cannot work.
+    have several. overlap: in torch; if False, parameters are gathered, and gradients summed, one by one and at once,
+    instead of in buckets that overlap with the passes. reshard: for fully_sharded; whether a layer is freed after the
+    forward pass and gathered again for the backward pass. None: it is, unless a pipeline needs the layers for every
+    microbatch. spelling: for fully_sharded in annotated; "naive" states how the parameters are split and nothing else,
+    where "best" states the activations too. device: "cpu", "cuda", or "auto" (CUDA where there are as many GPUs as
+    ranks). Raises ValueError with one line if the run cannot work.
     """
 
     implementation: str = "torch"
@@ -108,6 +132,8 @@ class Run:
     schedule: str = "gpipe"
     chunks: int = 2
     overlap: bool = True
+    reshard: bool | None = None
+    spelling: str = "best"
     device: str = "auto"
 
     def __post_init__(self) -> None:
@@ -130,6 +156,25 @@ class Run:
         return tuple(axis.strategy for axis in self.axes)
 
     @property
+    def nested(self) -> Axes:
+        """The axes in the order in which strategies nest: the last one cuts first, and the others cut its parts.
+
+        A layer must be put together again before a rank computes with it, and copies are summed in shards. So who
+        computes on shards cuts before who only stores shards, whatever the places of their axes in the mesh.
+        """
+        return tuple(sorted(self.axes, key=lambda axis: strategies.of(axis.strategy).DEPTH))
+
+    @property
+    def state_is_split(self) -> bool:
+        """Whether replicas of a rank's computation update different parts of the parameters (ZeRO)."""
+        return any(strategies.of(name).DEPTH == 1 for name in self.strategies)
+
+    @property
+    def gathered_again(self) -> bool:
+        """Whether layers that are gathered before use are gathered again for the backward pass."""
+        return "pipeline_parallel" not in self.strategies if self.reshard is None else self.reshard
+
+    @property
     def strategy(self) -> str:
         """The names of the strategies joined, for tables and messages: `data_parallel x tensor_parallel`."""
         return " x ".join(self.strategies) or "single_device"
@@ -142,7 +187,8 @@ class Run:
     @property
     def on_one_device(self) -> Run:
         """The same training on a single device, which a run must equal."""
-        return replace(self, axes=(), microbatches=1, schedule="gpipe", chunks=2, overlap=True)
+        plain: dict[str, Any] = {"schedule": "gpipe", "chunks": 2, "overlap": True, "reshard": None, "spelling": "best"}
+        return replace(self, axes=(), microbatches=1, **plain)
 
     def size(self, strategy: str) -> int:
         """The number of ranks along the axis of this strategy; 1 if the run does not use it."""
@@ -185,6 +231,7 @@ def impossible(run: Run) -> str | None:
         *(("strategy", axis.strategy, STRATEGIES) for axis in run.axes),
         ("dtype", run.problem.dtype, DTYPES),
         ("optimizer", run.optimizer, OPTIMIZERS),
+        ("spelling", run.spelling, SPELLINGS),
         ("device", run.device, DEVICES),
     ):
         if value not in known:
@@ -212,6 +259,10 @@ def impossible(run: Run) -> str | None:
             return f"axis {axis.name} is named twice in the mesh"
         if AXES[axis.strategy] != axis.name:
             return f"{axis.strategy} uses the axis {AXES[axis.strategy]}, not {axis.name}"
+    if run.spelling == "naive" and (run.implementation != "annotated" or "fully_sharded" not in run.strategies):
+        return "spelling naive is one of fully_sharded under annotations"
+    if run.reshard and "pipeline_parallel" in run.strategies:
+        return "a pipeline gathers its layers once for all microbatches and keeps them: reshard must be false"
     if flaw := unfit(run.schedule, run.size("pipeline_parallel"), run.microbatches, run.chunks):
         return flaw
     if run.schedule != "gpipe" and "pipeline_parallel" not in run.strategies:
@@ -221,5 +272,12 @@ def impossible(run: Run) -> str | None:
     rows, unit = problem.batch, max((strategies.of(axis.strategy).UNIT for axis in run.axes), default=1)
     for axis in run.axes:
         rows = min(strategies.of(axis.strategy).rows(rows, axis.size))
-    asked = Asked(problem, run.microbatches, rows, unit, run.schedule, run.chunks)
-    return next((flaw for a in run.axes if (flaw := strategies.of(a.strategy).refusal(asked, a.size))), None)
+    parts = [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in range(min(problem.layers, 2))]  # every kind of layer
+    for axis in reversed(run.nested):
+        strategy = strategies.of(axis.strategy)
+        shortest = min(length(s, problem.width) for part in parts for s in (part.w[0], part.b[0]))
+        asked = Asked(problem, run.microbatches, rows, unit, shortest, run.schedule, run.chunks)
+        if flaw := strategy.refusal(asked, axis.size):
+            return flaw
+        parts = strategy.cut(parts, problem, axis.size, 0, unit)
+    return None

@@ -98,6 +98,16 @@ def permute(x: Array, axis: str, edges: list[tuple[int, int]]) -> Array:
     return lax.ppermute(x, axis, edges)
 
 
+def shard(x: Array, axis: str) -> Array:
+    """Rank r keeps block r of a replicated array, along dim 0. Moves nothing.
+
+    rank 0: A0 A1  =>  A0
+    rank 1: A0 A1  =>  A1
+    """
+    size = len(x) // lax.axis_size(axis)
+    return lax.dynamic_slice_in_dim(x, lax.axis_index(axis) * size, size)
+
+
 def varying(x: Array, axis: str) -> Array:
     """Megatron's f: a replicated array that every rank uses differently. Moves nothing; its transpose is all_reduce."""
     return lax.pcast(x, axis, to="varying")

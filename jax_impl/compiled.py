@@ -16,7 +16,8 @@ def compile(run: Run, target: Target, precision: str = "default", update: bool =
     """Compile the loss and the gradients of `run` for the first `run.world_size` devices of `target`.
 
     precision: of matrix products, "default" (what a plain jit compiles to) or "highest" (what `train` runs). update:
-    compile the whole step, with the optimizer's update. Raises ValueError with one line for what cannot be compiled.
+    compile the whole step, with the optimizer's update, as is always done where ranks update different parts. Raises
+    ValueError with one line for what cannot be compiled.
     """
     return compile_all([(run, target)], precision, update)[0]
 
@@ -35,7 +36,7 @@ def job(run: Run, target: Target, update: bool = False) -> Job:
     def lowered(devices: Sequence[Any]) -> Any:
         from jax_impl.mesh import make_mesh
 
-        return lower(run, make_mesh(run, list(devices)), update)
+        return lower(run, make_mesh(run, list(devices)), update or run.state_is_split)
 
     return Job(lowered, target, run.world_size, run.strategy, run.problem.dtype == "float64")
 
@@ -45,23 +46,33 @@ def lower(run: Run, mesh: Any, update: bool) -> Any:
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from jax_impl.compose import abstract, loss_and_grads
-    from jax_impl.train import make_optimizer, make_step, state_shardings
+    from jax_impl.compose import loss_and_grads
+    from jax_impl.mesh import shardings
+    from jax_impl.specs import abstract, params_specs
+    from jax_impl.train import make_optimizer, make_step
+    from jax_impl.updates import state_shardings
 
     params, batch = abstract(mesh, run)
     of_params, whole = jax.tree.map(lambda p: p.sharding, params), NamedSharding(mesh, PartitionSpec())
+    of_grads = shardings(params_specs(run, "gradients"), mesh)
     if not update:
 
         def passes(params: list[Layer], batch: Batch) -> tuple[Any, list[Layer]]:
             return loss_and_grads(params, batch, mesh, run)
 
-        return jax.jit(passes, out_shardings=(whole, of_params)).lower(params, batch)
+        return jax.jit(passes, out_shardings=(whole, of_grads)).lower(params, batch)
     optimizer = make_optimizer(run)
-    of_state = state_shardings(optimizer, params, mesh)
+    of_state = state_shardings(optimizer, params, mesh, run)
     state = jax.tree.map(
         lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
         jax.eval_shape(optimizer.init, params),
         of_state,
     )
-    step, out_shardings = make_step(mesh, run, optimizer), (whole, of_params, of_params, of_state)
-    return jax.jit(step, out_shardings=out_shardings, donate_argnums=(0, 1)).lower(params, state, batch)
+    step = make_step(mesh, run, optimizer)
+
+    def training_step(params: list[Layer], state: Any, batch: Batch) -> tuple[Any, ...]:
+        loss, _, *updated = step(params, state, batch)  # what returns the gradients would keep them whole
+        return loss, *updated
+
+    out_shardings = (whole, of_params, of_state)
+    return jax.jit(training_step, out_shardings=out_shardings, donate_argnums=(0, 1)).lower(params, state, batch)

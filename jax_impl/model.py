@@ -7,7 +7,7 @@ down_out).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -20,16 +20,18 @@ from jax.sharding import PartitionSpec
 from contract.problem import Batch, Layer, split_slices
 from contract.schedule import Parts
 
-LOGICAL_AXES = ("batch", "features", "stage", "up_in", "up_out", "down_in", "down_out")
+LOGICAL_AXES = ("batch", "features", "stage", "up_in", "up_out", "up_bias", "down_in", "down_out", "down_bias")
+
+KINDS = ("up", "down")  # of even and of odd layers
 
 
 class Linear(nnx.Module):
     """w[in, out] and b[out], with a leading dim of stages in a pipeline."""
 
-    def __init__(self, layer: Layer, names: tuple[str, str]):
+    def __init__(self, layer: Layer, kind: str):
         stage = ("stage",) if layer.w.ndim == 3 else ()
-        self.w = nnx.Param(layer.w, out_sharding=(*stage, *names), eager_sharding=False)
-        self.b = nnx.Param(layer.b, out_sharding=(*stage, names[1]), eager_sharding=False)
+        self.w = nnx.Param(layer.w, out_sharding=(*stage, f"{kind}_in", f"{kind}_out"), eager_sharding=False)
+        self.b = nnx.Param(layer.b, out_sharding=(*stage, f"{kind}_bias"), eager_sharding=False)
 
     def __call__(self, x: Array) -> Array:
         """Y[B, F] = X[B, D] @ W[D, F]."""
@@ -40,12 +42,12 @@ class MLP(nnx.Module):
     """x = gelu(x @ w + b) for every layer, on given parameters, because all implementations start from the same."""
 
     def __init__(self, params: list[Layer]):
-        pair = (("up_in", "up_out"), ("down_in", "down_out"))
-        self.layers = nnx.List([Linear(layer, pair[i % 2]) for i, layer in enumerate(params)])
+        self.layers = nnx.List([Linear(layer, KINDS[i % 2]) for i, layer in enumerate(params)])
 
-    def __call__(self, x: Array) -> Array:
-        for layer in self.layers:
-            x = gelu(layer(x))
+    def __call__(self, x: Array, constrain: Callable[[Array, str], Array] = lambda x, kind: x) -> Array:
+        """constrain: states how an activation [batch, {kind}_out] is split."""
+        for i, layer in enumerate(self.layers):
+            x = constrain(gelu(layer(x)), KINDS[i % 2])
         return x
 
 

@@ -17,8 +17,10 @@ from contract.layout import layout, merge, names
 from contract.optimizer import SLOTS, AdamW, Sgd
 from contract.problem import Batch, Layer
 from contract.strategy import Run, RunResult, Shard
-from jax_impl.compose import load, loss_and_grads, pipeline_of, positions_of, split_batch, split_params
-from jax_impl.mesh import make_mesh
+from jax_impl.compose import loss_and_grads
+from jax_impl.mesh import make_mesh, shardings
+from jax_impl.specs import load, params_specs, pipeline_of, positions_of, split_batch, split_params
+from jax_impl.updates import state_shardings, update
 from shardiff.ranks.jax_devices import devices
 
 STATE_KEYS = {"momentum": "trace", "m": "mu", "v": "nu"}  # our slots -> optax's
@@ -36,13 +38,13 @@ def train(run: Run) -> RunResult:
     params = make_params(mesh, run)
     optimizer = make_optimizer(run)
     step = compile_step(mesh, run, optimizer, params)
-    state = jax.jit(optimizer.init, out_shardings=state_shardings(optimizer, params, mesh))(params)
+    state = jax.jit(optimizer.init, out_shardings=state_shardings(optimizer, params, mesh, run))(params)
 
     losses, grad_norms, digests, first_grads = [], [], [shard_digests(params, mesh, run)], []
     for i in range(run.steps):
         loss, grads, params, state = step(params, state, make_batch(mesh, run, i))
         losses.append(float(loss))
-        grads = to_numpy(grads, mesh, run)
+        grads = to_numpy(grads, mesh, run, "gradients")
         grad_norms.append(np.sqrt(sum(np.sum(np.square(a, dtype=np.float64)) for layer in grads for a in layer)))
         if i == 0:
             first_grads = grads
@@ -53,7 +55,8 @@ def train(run: Run) -> RunResult:
         grad_norms=np.array(grad_norms),
         params=to_numpy(params, mesh, run),
         optimizer_state={
-            slot: to_numpy(optax.tree.get(state, STATE_KEYS[slot]), mesh, run) for slot in SLOTS[run.optimizer]
+            slot: to_numpy(optax.tree.get(state, STATE_KEYS[slot]), mesh, run, "optimizer_state")
+            for slot in SLOTS[run.optimizer]
         },
         shards=shards(params, mesh, run, digests),
     )
@@ -87,8 +90,7 @@ def make_step(mesh: Mesh, run: Run, optimizer: optax.GradientTransformation) -> 
 
     def step(params: list[Layer], state: Any, batch: Batch) -> tuple[Any, list[Layer], Any, Any]:
         loss, grads = loss_and_grads(params, batch, mesh, run)
-        updates, state = optimizer.update(grads, state, params)
-        return loss, grads, optax.apply_updates(params, updates), state
+        return loss, grads, *update(optimizer, params, grads, state, mesh, run)
 
     return step
 
@@ -98,21 +100,14 @@ def compile_step(
 ) -> Callable[..., Any]:
     """The step under jit, with all shardings stated. Parameters and state are donated: their memory is reused."""
     of_params = jax.tree.map(lambda p: p.sharding, params)
-    of_state = state_shardings(optimizer, params, mesh)
+    of_state = state_shardings(optimizer, params, mesh, run)
+    of_grads = shardings(params_specs(run, "gradients"), mesh)
     of_batch = jax.tree.map(lambda a: a.sharding, make_batch(mesh, run, 0))
     return jax.jit(
         make_step(mesh, run, optimizer),
         in_shardings=(of_params, of_state, of_batch),
-        out_shardings=(NamedSharding(mesh, P()), of_params, of_params, of_state),
+        out_shardings=(NamedSharding(mesh, P()), of_grads, of_params, of_state),
         donate_argnums=(0, 1),
-    )
-
-
-def state_shardings(optimizer: optax.GradientTransformation, params: list[Layer], mesh: Mesh) -> Any:
-    """The shardings of the optimizer's state: split as the parameters are; its step counter is replicated."""
-    state = jax.eval_shape(optimizer.init, params)
-    return optax.tree_utils.tree_map_params(
-        optimizer, lambda _, p: p.sharding, state, params, transform_non_params=lambda _: NamedSharding(mesh, P())
     )
 
 
@@ -134,15 +129,14 @@ def local_layers(params: list[Layer], mesh: Mesh, run: Run, rank: int) -> list[L
     return [Layer(*map(local, params[position])) for position in positions]
 
 
-def to_numpy(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
+def to_numpy(params: list[Layer], mesh: Mesh, run: Run, of: str = "parameters") -> list[Layer]:
     """Full NumPy arrays from the shards. bfloat16 is widened to float32."""
 
     def widen(a: np.ndarray) -> np.ndarray:
         return a.astype(np.float32) if a.dtype == jnp.bfloat16 else a
 
-    return merge(
-        run, [[Layer(*map(widen, x)) for x in local_layers(params, mesh, run, r)] for r in range(run.world_size)]
-    )
+    ranks = [local_layers(params, mesh, run, rank) for rank in range(run.world_size)]
+    return merge(run, [[Layer(*map(widen, layer)) for layer in layers] for layers in ranks], of)
 
 
 def shard_digests(params: list[Layer], mesh: Mesh, run: Run) -> list[dict[str, str]]:

@@ -7,6 +7,7 @@ Ranks, including the root, are numbered within the group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -106,6 +107,21 @@ def all_to_all(x: Tensor, group: ProcessGroup) -> Tensor:
     return out
 
 
+def all_gather_flat(shards: Sequence[Tensor], group: ProcessGroup) -> tuple[Tensor, ...]:
+    """Several tensors gathered along dim 0 in one call, through one flat buffer."""
+    flat = all_gather(torch.cat([shard.detach().flatten() for shard in shards]), group).view(group.size(), -1)
+    parts = flat.split([shard.numel() for shard in shards], dim=1)
+    return tuple(part.reshape(-1, *shard.shape[1:]) for part, shard in zip(parts, shards, strict=True))
+
+
+def reduce_scatter_flat(wholes: Sequence[Tensor], group: ProcessGroup) -> tuple[Tensor, ...]:
+    """Several tensors summed and split along dim 0 in one call, through one flat buffer."""
+    n = group.size()
+    flat = reduce_scatter(torch.cat([whole.reshape(n, -1) for whole in wholes], dim=1), group).flatten()
+    parts = flat.split([whole.numel() // n for whole in wholes])
+    return tuple(part.view(-1, *whole.shape[1:]) for part, whole in zip(parts, wholes, strict=True))
+
+
 # The autograd pairs. Each is named after its two halves, forward_backward. The backward half is the transpose of the
 # forward half, seen as a linear map over all ranks, if the loss is the sum of what the ranks hold.
 
@@ -153,9 +169,26 @@ class _AllReduceIdentity(torch.autograd.Function):
         return grads[0], None
 
 
+class _AllGatherReduceScatterFlat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: ProcessGroup, *shards: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        ctx.again = lambda i: all_gather(shards[i].detach(), group)  # what `torch_impl.gather_again` calls
+        return all_gather_flat(shards, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *reduce_scatter_flat(grads, ctx.group)
+
+
 def all_gather_reduce_scatter(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
     """Forward: gather the shards. Backward: every rank used the whole, so sum their gradients and split the sum."""
     return _AllGatherReduceScatter.apply(x, group, dim)  # type: ignore[no-any-return]
+
+
+def all_gather_reduce_scatter_flat(shards: Sequence[Tensor], group: ProcessGroup) -> tuple[Tensor, ...]:
+    """The same for several tensors, along dim 0 and in one call each way."""
+    return _AllGatherReduceScatterFlat.apply(group, *shards)  # type: ignore[no-any-return]
 
 
 def reduce_scatter_all_gather(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:

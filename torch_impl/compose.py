@@ -21,20 +21,23 @@ from contract.problem import Batch, Layer
 from contract.strategy import Run
 from torch_impl import model
 from torch_impl.buckets import overlapped_all_reduce
+from torch_impl.collectives import all_reduce
+from torch_impl.gather_again import gathered_again
 from torch_impl.mesh import Mesh
-from torch_impl.model import clear_grads, grads_of, squared_error
+from torch_impl.model import clear_grads, squared_error, take_grads
+from torch_impl.prefetch import Prefetch
 
 Strategies = Sequence[Any]  # modules, outermost first
 
 
 def load(run: Run) -> Strategies:
-    """The modules of a run's strategies."""
-    return [importlib.import_module(f"torch_impl.explicit.{name}") for name in run.strategies]
+    """The modules of a run's strategies, outermost first."""
+    return [importlib.import_module(f"torch_impl.explicit.{axis.strategy}") for axis in run.nested]
 
 
 def chain(strategies: Strategies, name: str, value: Any, mesh: Mesh) -> Any:
-    """Pass `value` through the function `name` of every strategy that has it, the innermost first."""
-    for strategy in reversed(strategies):
+    """Pass `value` through the function `name` of every strategy that has it, in the order of `strategies`."""
+    for strategy in strategies:
         if hasattr(strategy, name):
             value = getattr(strategy, name)(value, mesh)
     return value
@@ -42,12 +45,29 @@ def chain(strategies: Strategies, name: str, value: Any, mesh: Mesh) -> Any:
 
 def split_params(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
     """A rank's shards of the full parameters, as views."""
-    return chain(load(run), "split_params", params, mesh)
+    return chain(load(run)[::-1], "split_params", params, mesh)
 
 
 def split_batch(batch: Batch, mesh: Mesh, run: Run) -> Batch:
     """A rank's shards of the global batch."""
-    return chain(load(run), "split_batch", batch, mesh)
+    return chain(load(run)[::-1], "split_batch", batch, mesh)
+
+
+def own(layers: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
+    """What this rank's optimizer updates of its parameters, as views."""
+    return [chain(load(run)[::-1], "own", layer, mesh) for layer in layers]
+
+
+def own_gradients(grads: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
+    """The gradients of what this rank's optimizer updates, from those that the rank holds."""
+    whole = [s for s in load(run)[::-1] if not hasattr(s, "gradients")]
+    return [chain(whole, "own", layer, mesh) for layer in grads]
+
+
+def gather_updated(params: list[Layer], mesh: Mesh, run: Run) -> None:
+    """After the update of what each rank owns: make the parameters whole again, in place."""
+    for layer in params:
+        chain(load(run), "whole", layer, mesh)
 
 
 def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Tensor:
@@ -61,20 +81,36 @@ def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Tensor:
 def loss_and_grads(
     params: list[Layer], batch: Batch, mesh: Mesh, run: Run, **watched: Any
 ) -> tuple[Tensor, list[Layer]]:
-    """The loss, and the gradients of a rank's shards. watched: `observe`, `input_grad`, `kept` for a pipeline."""
+    """The loss, and the gradients that a rank holds. watched: `observe`, `input_grad`, `kept` for a pipeline."""
     strategies = load(run)
     clear_grads(params)
-    deferred = [s for s in strategies if run.overlap and getattr(s, "REPLICATED", False)][:1]
+    pipeline = any(hasattr(s, "execute") for s in strategies)
+    again = gathered_again() if run.gathered_again else nullcontext()
+    replicated = [s for s in strategies if getattr(s, "REPLICATED", False)]
+    if run.overlap and not pipeline and (gathers := [s for s in strategies if getattr(s, "GATHERS", False)]):
+        sums = Sums(strategies, mesh)
+        ahead = Prefetch(params, mesh.group(gathers[0].AXIS), [mesh.group(s.AXIS) for s in replicated])
+        with again:
+            passes(strategies, params, batch, mesh, run, sums.add, used=ahead.layers)
+        ahead.finish()
+        return sums.result(), list(take_grads(params))
+    scatters = any(hasattr(s, "gradients") for s in strategies)
+    deferred = replicated[:1] if run.overlap and not scatters else []
     others = [s for s in strategies if s not in deferred]
     sums = Sums(others, mesh)
     beside: AbstractContextManager[None] = nullcontext()
     if deferred:
         sums.total = total = batch.weight.new_zeros(())
-        times = run.microbatches if any(hasattr(s, "execute") for s in strategies) else 1
+        times = run.microbatches if pipeline else 1
         beside = overlapped_all_reduce(total, sums.settle, params, times, mesh.group(deferred[0].AXIS))
-    with beside:
-        passes(others, params, batch, mesh, run, sums.add, **watched)
-    return sums.result(), grads_of(params)
+    summed_later = replicated if scatters else []  # over replicas only the shards are summed
+    with beside, again:
+        passes([s for s in others if s not in summed_later], params, batch, mesh, run, sums.add, **watched)
+    grads = [chain(others, "gradients", layer, mesh) for layer in take_grads(params)]
+    for strategy in summed_later:
+        for grad in (g for layer in reversed(grads) for g in reversed(layer)):
+            all_reduce(grad, mesh.group(strategy.AXIS))
+    return sums.result(), grads
 
 
 class Sums:
@@ -117,15 +153,20 @@ def passes(
     run: Run,
     total: Callable[[Tensor], None],
     forward_only: bool = False,
+    used: Callable[[], Iterator[Layer]] | None = None,
     **watched: Any,
 ) -> None:
-    """Forward and backward passes in the pipeline's order if there is a pipeline; otherwise one of each."""
+    """Forward and backward passes in the pipeline's order if there is a pipeline; otherwise one of each.
+
+    used: the layers as they are used, if not as `weights` makes them.
+    """
     forward = next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
     pipeline = next((s for s in strategies if hasattr(s, "execute")), None)
 
-    def used() -> Iterator[Layer]:
+    def as_used() -> Iterator[Layer]:
         return (chain(strategies, "weights", layer, mesh) for layer in params)  # each layer at the moment it is used
 
+    used = used or as_used
     if pipeline is None:
         share = squared_error(forward(used(), batch.x, mesh), batch)
         total(share.detach())

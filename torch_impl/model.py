@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,6 +36,10 @@ def clear_grads(params: list[Layer]) -> None:
             p.grad = None
 
 
-def grads_of(params: list[Layer]) -> list[Layer]:
-    """The gradients that the backward pass has left, split as the parameters are."""
-    return [Layer(w.grad, b.grad) for w, b in params]
+def take_grads(params: list[Layer]) -> Iterator[Layer]:
+    """The gradients that the backward pass has left. A layer's are freed when nobody else holds them."""
+    for layer in params:
+        grads = Layer(*(p.grad for p in layer))
+        for p in layer:
+            p.grad = None
+        yield grads

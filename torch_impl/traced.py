@@ -16,13 +16,13 @@ from shardiff.record import Record
 from shardiff.tracing.calls import Call
 from shardiff.tracing.merge import merge
 from shardiff.tracing.tracer import capture
-from torch_impl.compose import loss_and_grads, split_params
+from torch_impl.compose import loss_and_grads, own_gradients, split_params
 from torch_impl.mesh import make_mesh
-from torch_impl.train import make_batch, make_leaves
+from torch_impl.train import make_batch, make_leaves, make_own_optimizer, update
 
 
 def trace_run(run: Run, workers: Workers | None = None) -> list[Record]:
-    """What one loss_and_grads of a torch strategy communicates, over all its ranks. workers: as in `train.run`.
+    """What one training step of a torch strategy communicates, over all its ranks. workers: as in `train.run`.
 
     Raises MismatchError if the ranks disagree.
     """
@@ -34,7 +34,7 @@ def trace_run(run: Run, workers: Workers | None = None) -> list[Record]:
 
 
 def trace_rank(device: torch.device, run: Run) -> list[Call]:
-    """What every rank runs: it returns the calls of one loss_and_grads."""
+    """What every rank runs: it returns the calls of one step."""
     mesh = make_mesh(run, device)
     d, dtype = run.problem.width, getattr(torch, run.problem.dtype)
     zero = torch.zeros((), dtype=dtype)  # values do not matter here, and a full model takes time to draw
@@ -45,6 +45,8 @@ def trace_rank(device: torch.device, run: Run) -> list[Call]:
     named = dict(
         pair for part, layer in zip(parts, params, strict=True) for pair in zip(names_of(part), layer, strict=True)
     )
+    optimizer, trained = make_own_optimizer(params, mesh, run)
     with capture(named) as calls:
-        loss_and_grads(params, batch, mesh, run)
+        _, grads = loss_and_grads(params, batch, mesh, run)
+        update(optimizer, trained, own_gradients(grads, mesh, run))
     return calls

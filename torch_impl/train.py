@@ -13,11 +13,12 @@ from torch import Tensor
 from contract.layout import layout, merge, names, owned
 from contract.optimizer import SLOTS, AdamW, Sgd
 from contract.problem import Batch, Layer
+from contract.share import HELD
 from contract.strategy import Run, RunResult, Shard
 from shardiff.ranks.rank import report_phase
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.torch_pool import run_on_ranks
-from torch_impl.compose import loss_and_grads, split_batch, split_params
+from torch_impl.compose import gather_updated, loss_and_grads, own, own_gradients, split_batch, split_params
 from torch_impl.mesh import Mesh, make_mesh
 
 STATE_KEYS = {"momentum": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}  # our slots -> torch.optim's
@@ -56,10 +57,12 @@ def assemble(run: Run, ranks: list[RankResult]) -> RunResult:
             raise AssertionError(f"rank {rank} has losses {result.losses}, but rank 0 has {ranks[0].losses}")
     return RunResult(
         losses=np.array(ranks[0].losses),
-        grads=merge(run, [r.grads for r in ranks]),
+        grads=merge(run, [r.grads for r in ranks], "gradients"),
         grad_norms=np.sqrt(np.sum([r.squared_norms for r in ranks], axis=0)),
         params=merge(run, [r.params for r in ranks]),
-        optimizer_state={s: merge(run, [r.optimizer_state[s] for r in ranks]) for s in SLOTS[run.optimizer]},
+        optimizer_state={
+            s: merge(run, [r.optimizer_state[s] for r in ranks], "optimizer_state") for s in SLOTS[run.optimizer]
+        },
         shards=[
             {name: Shard(*shape, tuple(step[name] for step in r.digests)) for name, shape in r.shapes.items()}
             for r in ranks
@@ -72,10 +75,11 @@ def train(device: torch.device, run: Run) -> RankResult:
     torch.set_float32_matmul_precision("highest")  # float32 means float32: no TF32
     mesh = make_mesh(run, device)
     rank = dist.get_rank()
-    parts, owns = layout(run)[rank], owned(run)[rank]
+    parts = layout(run)[rank]
+    owns, of_grads, of_state = (owned(run, of)[rank] for of in HELD)
 
     params = make_params(mesh, run, device)
-    optimizer = make_optimizer(params, run)
+    optimizer, trained = make_own_optimizer(params, mesh, run)
     named = {
         name: p for part, layer in zip(parts, params, strict=True) for name, p in zip(names(part), layer, strict=True)
     }
@@ -86,16 +90,16 @@ def train(device: torch.device, run: Run) -> RankResult:
         report_phase("forward")
         loss, grads = loss_and_grads(params, batch, mesh, run)
         result.losses.append(loss.item())
-        result.squared_norms.append(squared_norm(grads, owns))
+        result.squared_norms.append(squared_norm(grads, of_grads))
         if step == 0:
-            result.grads = to_numpy(grads, owns)
+            result.grads = to_numpy(grads, of_grads)
         report_phase("update")
-        update(optimizer, params, grads)
+        update(optimizer, trained, own_gradients(grads, mesh, run))
         result.digests.append(digests(named))
     result.params = to_numpy(params, owns)
     for slot in SLOTS[run.optimizer]:
-        state = [Layer(*(optimizer.state[p][STATE_KEYS[slot]] for p in layer)) for layer in params]
-        result.optimizer_state[slot] = to_numpy(state, owns)
+        state = [Layer(*(optimizer.state[p][STATE_KEYS[slot]] for p in layer)) for layer in trained]
+        result.optimizer_state[slot] = to_numpy(state, of_state)
     return result
 
 
@@ -136,9 +140,22 @@ def make_optimizer(params: list[Layer], run: Run) -> torch.optim.Optimizer:
     )
 
 
-def update(optimizer: torch.optim.Optimizer, params: list[Layer], grads: list[Layer]) -> None:
+def make_own_optimizer(params: list[Layer], mesh: Mesh, run: Run) -> tuple[torch.optim.Optimizer, list[Layer]]:
+    """The optimizer of what this rank updates, and that: its parameters, or leaves that share a part of their memory.
+
+    Where ranks update different parts, a step ends by gathering what all of them have updated.
+    """
+    trained = [
+        Layer(*(p if p.is_leaf else p.detach().requires_grad_() for p in layer)) for layer in own(params, mesh, run)
+    ]
+    optimizer = make_optimizer(trained, run)
+    optimizer.register_step_post_hook(lambda *_: gather_updated(params, mesh, run))
+    return optimizer, trained
+
+
+def update(optimizer: torch.optim.Optimizer, trained: list[Layer], grads: list[Layer]) -> None:
     """One optimizer step with these gradients."""
-    for layer, layer_grads in zip(params, grads, strict=True):
+    for layer, layer_grads in zip(trained, grads, strict=True):
         for p, grad in zip(layer, layer_grads, strict=True):
             p.grad = grad
     optimizer.step()

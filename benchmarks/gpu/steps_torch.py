@@ -18,7 +18,7 @@ from contract.strategy import Run, one_axis
 from torch_impl import train
 from torch_impl.compose import loss_and_grads
 from torch_impl.mesh import Mesh
-from torch_impl.model import clear_grads, forward, grads_of, squared_error
+from torch_impl.model import clear_grads, forward, squared_error, take_grads
 
 DTYPES = ("bfloat16", "float32")
 WARM_UP = 3
@@ -95,7 +95,7 @@ def compiled() -> Passes:
     def passes(params: list[Layer], batch: Batch) -> list[Layer]:
         clear_grads(params)
         fast([(w, b) for w, b in params], *batch).backward()
-        return grads_of(params)
+        return list(take_grads(params))
 
     return passes
 

@@ -70,7 +70,7 @@ def sharded(run: Run) -> Contestant:
     params = train.make_params(mesh, run)
     optimizer = train.make_optimizer(run)
     batch = train.make_batch(mesh, run, 0)
-    state = jax.jit(optimizer.init, out_shardings=train.state_shardings(optimizer, params, mesh))(params)
+    state = jax.jit(optimizer.init, out_shardings=train.state_shardings(optimizer, params, mesh, run))(params)
     step: Any = train.compile_step(mesh, run, optimizer, params)
     return Contestant(step.lower(params, state, batch).compile(), params, state, batch)
 

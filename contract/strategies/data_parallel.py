@@ -12,6 +12,8 @@ from contract.share import Asked, Kept, Part, Sent, Share
 
 AXIS = "dp"
 UNIT = 1
+DEPTH = 0
+SPLITS = ()
 
 
 def refusal(asked: Asked, n: int) -> str | None:
@@ -34,7 +36,7 @@ def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) 
 def communication(share: Share, n: int) -> Iterator[Sent]:
     """The loss, and every gradient from the last layer to the first, the bias before the weight."""
     yield share.loss()
-    for part in reversed(share.parts):
+    for part in reversed(share.gradients):
         of_w, of_b = share.elements(part)
         yield Sent("all_reduce", of_b, "backward", f"gradient of b{part.layer}")
         yield Sent("all_reduce", of_w, "backward", f"gradient of w{part.layer}")

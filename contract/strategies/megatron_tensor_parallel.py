@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from contract.problem import Problem
-from contract.share import Asked, Kept, Part, Sent, Share, narrow
+from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow
 
 AXIS = "tp"
 UNIT = 2
+DEPTH = 2
+SPLITS = HELD
 
 
 def refusal(asked: Asked, n: int) -> str | None:

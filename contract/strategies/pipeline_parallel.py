@@ -17,10 +17,12 @@ from contract.messages import levels, programs
 from contract.problem import Problem, split_slices
 from contract.schedule import CHUNKED, Action, Parts, Schedule, parts_of
 from contract.schedule_time import rows as ticks_of
-from contract.share import Asked, Kept, Part, Sent, Share
+from contract.share import HELD, Asked, Kept, Part, Sent, Share
 
 AXIS = "pp"
 UNIT = 1
+DEPTH = 2
+SPLITS = HELD
 T = TypeVar("T")
 
 

@@ -10,5 +10,6 @@ from __future__ import annotations
 AXIS = "tp"
 RULES = {
     "up_out": AXIS,  # even layers: W[D, F_tp], b[F_tp]
+    "up_bias": AXIS,
     "down_in": AXIS,  # odd layers: W[F_tp, D], and the whole b[D]
 }

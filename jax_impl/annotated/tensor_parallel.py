@@ -10,6 +10,8 @@ from __future__ import annotations
 AXIS = "tp"
 RULES = {
     "up_out": AXIS,  # a rank's columns: W[D, F_tp], b[F_tp]
+    "up_bias": AXIS,
     "down_out": AXIS,
+    "down_bias": AXIS,
     "features": AXIS,  # every input, and the targets of a rank's columns: X[B, D], Y[B, F_tp]
 }

@@ -14,6 +14,7 @@ from contract.problem import Batch, Layer
 from jax_impl.collectives import all_reduce, varying
 
 AXIS = "dp"
+REPLICATED = True  # so gradients that another axis scatters are summed afterwards, instead of by `weights`
 BATCH_SPEC = Batch(P(AXIS), P(AXIS), P(AXIS))  # a rank's samples: X[B_dp, D], Y[B_dp, D]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from itertools import combinations
 from typing import Any
 
@@ -40,9 +41,8 @@ def rewrites(found: Match, sense: Sense) -> None:
             one_to_one(found, sense, rewrite)
             sums(found, sense, rewrite)
             regrouped(found, sense, rewrite)
-    for side in (0, 1):
-        if "reduce_scatter" in ops[side] and "all_reduce" in ops[1 - side]:
-            sums_over_axes(found, sense, side)
+    if all({"reduce_scatter", "all_reduce"} & {atom.op for atom in found.open(side)} for side in (0, 1)):
+        sums_over_axes(found, sense)
 
 
 def take(
@@ -155,49 +155,96 @@ def reduced_whole(found: Match, sense: Sense, side: int) -> None:
                 pair(found, side, [shard], whole, ["reduced_before_scattered"])
 
 
-def sums_over_axes(found: Match, sense: Sense, side: int) -> None:
-    """All open reduce_scatters of `side` with the all_reduces of their shards, for which a mix of sums stands.
+def sums_over_axes(found: Match, sense: Sense) -> None:
+    """All sums of one kind over an axis, or over two axes and over both at once, if both sides sum up the same.
 
-    What is a flat bucket on one side, weight and bias together, may be a reduce_scatter for the weight and an
-    all_reduce for the bias on the other. The sizes of the wholes, and of the shards, must add up.
+    A tensor is reduced over an axis whole, or scattered; and over a second axis whole, or only its shard. A compiler
+    chooses for each tensor, and a flat bucket hides which tensors it has. So the sizes of all must add up.
     """
-    mine = defaultdict(list)
-    for atom in found.open(side, "reduce_scatter"):
-        mine[sense.kind(atom), atom.ranks, atom.record.group_size].append(atom)
-    for (kind, ranks, size), scattered in mine.items():
-        shards: dict[tuple[Any, int | None], list[Atom]] = defaultdict(list)
-        there: dict[tuple[str, Any, int | None], list[Atom]] = defaultdict(list)
-        for atom in found.open(side, "all_reduce"):
-            if sense.kind(atom) == kind and same_work(atom, scattered[0]):
-                shards[atom.ranks, atom.record.group_size].append(atom)
-        for atom in (*found.open(1 - side, "all_reduce"), *found.open(1 - side, "reduce_scatter")):
-            if sense.kind(atom) == kind and same_work(atom, scattered[0]):
-                there[atom.op, atom.ranks, atom.record.group_size].append(atom)
+    every: dict[Any, tuple[list[Atom], list[Atom]]] = defaultdict(lambda: ([], []))
+    for side in (0, 1):
+        for op in ("all_reduce", "reduce_scatter"):
+            for atom in found.by_op[side].get(op, ()):
+                if (atom.record.group_size or 0) > 1 and atom.reduction in (None, "sum") and atom.moves != "activation":
+                    every[sense.kind(atom)][side].append(atom)
+    for both in every.values():
+        axes = dict.fromkeys((atom.ranks, atom.record.group_size) for side in both for atom in side)
+        for inner in axes:
+            for outer in (None, *axes):
+                sides = [Summed(side, inner, outer, sense) for side in both]
+                if outer != inner and (rules := same_sums(*sides, exact=sense.same_phase)):
+                    used = [atom for side in sides for atom in side.used if atom.left]
+                    phases, types = {a.record.phase for a in used}, {a.dtype for a in used}
+                    rules += ["moved"] * (len(phases) > 1) + ["dtype"] * (len(types) > 1)
+                    if {atom.side for atom in used} == {0, 1}:
+                        found.link([(atom, atom.left) for atom in used], rules)
 
-        def total(of: Sequence[Atom]) -> int:
-            return sum(atom.left * sense.amount(atom) for atom in of)
 
-        same, unfused = there["reduce_scatter", ranks, size], there["all_reduce", ranks, size]
-        for outer, outer_size in [(None, 1), *shards]:
-            if (outer, outer_size) == (ranks, size) or not scattered[0].left or not size:
+class Summed:
+    """What one side sums over an inner axis, an outer one, and both; amounts of all executions.
+
+    scattered, whole: over the inner axis. outside: over the outer axis, of whole tensors and of shards. joined: over
+    both.
+    """
+
+    def __init__(self, atoms: Sequence[Atom], inner: Any, outer: Any, sense: Sense) -> None:
+        self.size = inner[1]
+        self.used: list[Atom] = []
+        self.scattered = self.whole = self.outside = self.joined = 0
+        for atom in atoms:
+            among, amount = (atom.ranks, atom.record.group_size), sense.amount(atom) * atom.record.times
+            if among == inner and atom.op == "reduce_scatter":
+                self.scattered += amount
+            elif among == inner:
+                self.whole += amount
+            elif outer and among == outer and atom.op == "all_reduce":
+                self.outside += amount
+            elif (
+                outer
+                and atom.op == "all_reduce"
+                and is_product(atom.ranks, [inner[0], outer[0]], sizes(among, inner, outer))
+            ):
+                self.joined += amount
+            else:
                 continue
-            of_shards = shards.get((outer, outer_size), []) if outer_size != 1 else []
-            reduced = there.get(("all_reduce", outer, outer_size), []) if of_shards else []
-            both = [
-                atom
-                for (op, among, count), some in there.items()
-                if op == "all_reduce" and of_shards and is_product(among, [ranks, outer], [count, size, outer_size])
-                for atom in some
-            ]
-            wholes = total(scattered) == total(same) + total(unfused) + total(both)
-            if wholes and total(of_shards) * size == total(reduced) * size + total(both) and (unfused or both):
-                used = [*scattered, *of_shards, *same, *unfused, *reduced, *both]
-                rules = ["unfused_reduce_scatter"] * bool(unfused) + ["reduced_before_scattered"] * bool(both)
-                rules = [("fused_reduce_scatter" if side and rule.startswith("unfused") else rule) for rule in rules]
-                phases, types = {a.record.phase for a in used}, {a.dtype for a in used}
-                rules += ["moved"] * (len(phases) > 1) + ["dtype"] * (len(types) > 1)
-                found.link([(atom, atom.left) for atom in used], rules)
-                break
+            self.used.append(atom)
+
+    def reduced_whole(self) -> Fraction | None:
+        """How much is reduced over the outer axis before it is scattered, or without; None if the sizes disagree."""
+        inside = self.scattered + self.whole
+        if not self.outside:
+            return Fraction(0) if not inside or not self.joined else None
+        whole = Fraction(self.size * self.outside - inside, self.size - 1)  # outside = whole + (inside - whole) / size
+        return whole if 0 <= whole <= inside else None
+
+
+def sizes(*axes: tuple[Any, int | None]) -> list[int | None]:
+    """The numbers of ranks of (ranks, size) pairs."""
+    return [size for _, size in axes]
+
+
+def same_sums(left: Summed, right: Summed, exact: bool) -> list[str]:
+    """The rules under which two sides sum up the same; [] if they do not.
+
+    exact: both sides must reduce as much of the whole tensors. Else the loss, of another phase, may be missing.
+    """
+    totals = [side.scattered + side.whole + side.joined for side in (left, right)]
+    apart = [whole for side in (left, right) if (whole := side.reduced_whole()) is not None]
+    if not totals[0] or totals[0] != totals[1] or len(apart) < 2:
+        return []
+    if [bool(side.outside or side.joined) for side in (left, right)] in ([True, False], [False, True]):
+        return []  # one side does not sum over the outer axis
+    rules = []
+    if left.scattered != right.scattered:
+        rules.append("unfused_reduce_scatter" if left.scattered > right.scattered else "fused_reduce_scatter")
+    wholes = [whole + side.joined for whole, side in zip(apart, (left, right), strict=True)]
+    if left.joined != right.joined and (left.joined < right.joined) == (apart[0] > apart[1]) and apart[0] != apart[1]:
+        rules.append("joined_axes")
+    if exact and wholes[0] != wholes[1]:
+        return []
+    if wholes[0] != wholes[1]:
+        rules.append("reduced_before_scattered" if wholes[0] < wholes[1] else "scattered_before_reduced")
+    return rules
 
 
 def rings(found: Match, sense: Sense, side: int) -> None:

@@ -20,6 +20,8 @@ WHY = {
     "joined_axes": "one all_reduce over the product of several axes gives the sum that one after another gives",
     "reduced_before_scattered": "the whole tensor is reduced over the outer axis where its scattered shard would do: "
     "the same sums, for more bytes",
+    "scattered_before_reduced": "only the scattered shard is reduced over the outer axis, not the whole tensor: the "
+    "same sums, for fewer bytes",
     "gather_and_scatter": "every rank gathers all tokens, or scatters its sums, rather than exchange with an "
     "all_to_all only what the others need: the same values, for more bytes",
     "weight_gathered": "the weights are gathered to where the activations are, rather than activations exchanged",

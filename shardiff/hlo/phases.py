@@ -13,6 +13,7 @@ from shardiff.hlo.instruction import Instruction, instruction
 from shardiff.hlo.text import Program, statements
 
 UPDATE = re.compile(r"(?:^|[/(])(?:optimizer|optax|adam|sgd|apply_updates|apply_gradients|update(?=$|[/)]))", re.I)
+BACKWARD = re.compile(r"(?:^|[/(])(?:backward|gradients?|grads?)(?=$|[/)])", re.I)
 MAX_CALLERS = 16  # levels of calls, and calls of one computation, to look for a name in
 MOVES_DATA = frozenset(
     "copy bitcast reshape transpose convert concatenate pad slice broadcast tuple get-tuple-element".split()
@@ -35,7 +36,7 @@ def named_phase(op_name: str) -> str:
 
 def one_phase(op_name: str) -> str:
     """What one op_name says."""
-    if "transpose(" in op_name:
+    if "transpose(" in op_name or BACKWARD.search(op_name):
         return "backward"
     if "jvp(" in op_name:
         return "forward"

@@ -93,6 +93,61 @@ def test_megatron_reduces_once_a_pair_and_its_loss_needs_nothing():
     }
 
 
+def sums_of(gathers: int, scatters: int) -> dict:
+    """L = 4 layers of (64 + 8) 4 bytes: w and b of a layer in one call of torch."""
+    return {
+        ("all_reduce", "forward", "calls"): 1,
+        ("all_reduce", "forward", "bytes"): LOSS,
+        ("all_gather", "forward" if gathers else "update", "calls"): 4,
+        ("all_gather", "forward" if gathers else "update", "bytes"): 4 * 288,
+        ("reduce_scatter", "backward", "calls"): scatters,
+        ("reduce_scatter", "backward", "bytes"): scatters * 288,
+    }
+
+
+def test_fully_sharded_gathers_every_layer_and_scatters_every_gradient():
+    kept = sums_of(4, 4)
+    assert summary(records("fully_sharded", reshard=False)) == kept
+    again = {("all_gather", "backward", "calls"): 3, ("all_gather", "backward", "bytes"): 3 * 256}  # w of L - 1 layers
+    assert summary(records("fully_sharded")) == kept | again
+    assert [r.detail for r in records("fully_sharded") if r.phase == "backward"][:3] == [
+        "w3",
+        "gradient of w3 and b3",
+        "w2",
+    ]
+
+
+def test_in_jax_every_parameter_of_fully_sharded_is_sent_by_itself():
+    some = records("fully_sharded", "annotated", reshard=False)
+    assert [r.detail for r in some if r.op == "all_gather"][:3] == ["w0", "b0", "w1"]
+    assert sum(r.payload_bytes for r in some) == 2 * 4 * 288 + LOSS
+
+
+def test_zero2_scatters_every_gradient_and_gathers_what_was_updated():
+    assert summary(records("zero2")) == sums_of(0, 4)
+
+
+def test_zero1_reduces_every_gradient_and_gathers_what_was_updated():
+    assert summary(records("zero1")) == summary(records("data_parallel")) | {
+        ("all_gather", "update", "calls"): 4,
+        ("all_gather", "update", "bytes"): 4 * 288,
+    }
+
+
+def test_wire_bytes_of_the_known_answers():
+    problem = Problem(256, 1024, 4)
+    wires = {
+        (name, reshard): totals(records(name, problem=problem, degree=8, reshard=reshard))["wire_bytes"]["max"]
+        for name, reshard in (("fully_sharded", False), ("fully_sharded", True), ("zero1", None), ("zero2", None))
+    }
+    assert wires == {
+        ("fully_sharded", False): 29_388_807,
+        ("fully_sharded", True): 29_388_807 + 3 * 4_194_304 * 7 // 8,
+        ("zero1", None): 44_083_207,
+        ("zero2", None): 29_388_807,
+    }
+
+
 @pytest.mark.parametrize("implementation", ["torch", "shard_map"])
 def test_pipeline_permutes_in_the_ticks_that_send(implementation):
     size = 4 * 8 * 4  # B / m D e
@@ -181,7 +236,7 @@ def test_one_rank_sends_nothing(implementation, strategy):
 def test_records_name_axis_group_and_phase(strategy):
     for r in records(strategy):
         assert r.axis == AXES[strategy]
-        assert r.phase in ("forward", "backward")
+        assert r.phase in ("forward", "backward", *(["update"] if strategy.startswith("zero") else []))
         if r.op == "collective_permute":
             assert r.group_size is None and r.edges
         else:

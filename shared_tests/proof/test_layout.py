@@ -7,7 +7,7 @@ import pytest
 
 from contract.layout import cut, layout, merge, names, owned
 from contract.problem import Layer, Problem
-from contract.strategy import AXES, STRATEGIES, Run, one_axis
+from contract.strategy import AXES, STRATEGIES, Run, one_axis, parse_axes
 
 CASES = [
     Run("torch", one_axis(strategy, degree), Problem(batch=8, width=8, layers=layers), microbatches=1)
@@ -60,6 +60,9 @@ SHAPES = {  # of w and b in layers 0 and 1 on 4 ranks, width 8
     "data_parallel": (((8, 8), (8,)), ((8, 8), (8,))),
     "tensor_parallel": (((8, 2), (2,)), ((8, 2), (2,))),
     "megatron_tensor_parallel": (((8, 2), (2,)), ((2, 8), (8,))),
+    "fully_sharded": (((2, 8), (2,)), ((2, 8), (2,))),
+    "zero1": (((8, 8), (8,)), ((8, 8), (8,))),
+    "zero2": (((8, 8), (8,)), ((8, 8), (8,))),
 }
 
 
@@ -69,6 +72,29 @@ def test_shapes_by_hand(strategy, rank):
     run = Run("torch", one_axis(strategy, 4), Problem(batch=8, width=8, layers=2))
     shards = cut(run.problem.parameters(), layout(run)[rank])
     assert tuple((layer.w.shape, layer.b.shape) for layer in shards) == SHAPES[strategy]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "split"),
+    [
+        ("fully_sharded", ["parameters", "gradients", "optimizer_state"]),
+        ("zero1", ["optimizer_state"]),
+        ("zero2", ["gradients", "optimizer_state"]),
+        ("data_parallel", []),
+    ],
+)
+def test_what_zero_splits_by_rows(strategy, split):
+    run = Run("torch", one_axis(strategy, 4), Problem(batch=8, width=8, layers=2))
+    for of in ("parameters", "gradients", "optimizer_state"):
+        w, b = cut(run.problem.parameters(), layout(run, of)[1])[0]
+        assert (w.shape, b.shape) == (((2, 8), (2,)) if of in split else ((8, 8), (8,)))
+
+
+def test_the_deeper_strategy_cuts_first_whatever_its_place_in_the_mesh():
+    for mesh in ("fsdp=2,tp=2", "tp=2,fsdp=2"):
+        run = Run("torch", parse_axes(mesh), Problem(batch=8, width=8, layers=2))
+        held = [layout(run)[2 if mesh.startswith("fsdp") else 1][i].w for i in (0, 1)]  # second of fsdp, first of tp
+        assert held == [(slice(4, 8), slice(0, 4)), (slice(2, 4), slice(None))], mesh
 
 
 def test_megatron_splits_columns_and_rows_in_turn():
@@ -96,7 +122,8 @@ def test_merge_refuses_a_shard_of_another_shape(strategy):
     shards = [cut(run.problem.parameters(), parts) for parts in layout(run)]
     shards[0][0] = Layer(np.zeros((3, 4)), shards[0][0].b)
     columns = 2 if strategy in ("tensor_parallel", "megatron_tensor_parallel") else 4
-    with pytest.raises(ValueError, match=rf"^rank 0 holds w0 as \(3, 4\) where the layout says \(4, {columns}\)$"):
+    rows = 2 if strategy == "fully_sharded" else 4
+    with pytest.raises(ValueError, match=rf"^rank 0 holds w0 as \(3, 4\) where the layout says \({rows}, {columns}\)$"):
         merge(run, shards)
     layers = 1 if strategy == "pipeline_parallel" else 2
     with pytest.raises(ValueError, match=f"^rank 0 holds 0 layers where the layout says {layers}$"):

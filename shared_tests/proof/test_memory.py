@@ -34,8 +34,10 @@ def test_parameters_and_gradients_are_the_bytes_of_the_layout(strategy, dtype):
     degree = 1 if strategy == "single_device" else 4
     run = Run("torch", one_axis(strategy, degree), replace(SMALL, layers=6, dtype=dtype))
     for held, parts in zip(memory(run), layout(run), strict=True):
-        elements = sum(a.size for layer in cut(run.problem.parameters(), parts) for a in layer)
-        assert held.parameters == held.gradients == elements * BYTES[dtype]
+        elements = sum(a.size for layer in cut(run.problem.parameters(), parts) for a in layer) * BYTES[dtype]
+        assert held.parameters == elements
+        assert held.gradients == elements // (4 if strategy == "zero2" else 1)
+        assert held.optimizer_state == 2 * elements // (4 if strategy.startswith("zero") else 1)
 
 
 # B = 10 (uneven over 4 ranks), D = 16, L = 6 (uneven over 4 stages): rows of 16 elements that each rank keeps, in the
@@ -45,6 +47,9 @@ ACTIVATIONS = {
     "data_parallel": [(11 * 3, 3), (11 * 3, 3), (11 * 2, 2), (11 * 2, 2)],
     "tensor_parallel": [(5 * 10 + 15, 2.5)] * 4,  # L - 1 inputs, a quarter of L pre-activations
     "megatron_tensor_parallel": [(15 + 5 * 10, 10)] * 4,
+    "fully_sharded": [(11 * 3, 3), (11 * 3, 3), (11 * 2, 2), (11 * 2, 2)],
+    "zero1": [(11 * 3, 3), (11 * 3, 3), (11 * 2, 2), (11 * 2, 2)],
+    "zero2": [(11 * 3, 3), (11 * 3, 3), (11 * 2, 2), (11 * 2, 2)],
     "pipeline_parallel": [(3 * 10, 0), (4 * 10, 0), (2 * 10, 0), (2 * 10, 10)],  # stages of 2, 2, 1, 1 layers
 }
 
@@ -58,6 +63,12 @@ def test_activations_by_hand(strategy, implementation, dtype):
     e, c = BYTES[dtype], {"float64": 8, "float32": 4, "bfloat16": 4}[dtype]
     assert [held.activations for held in memory(run)] == [16 * (rows * e + losses * c) for rows, losses in want]
     assert {type(held.activations) for held in memory(run)} == {int}
+
+
+def test_gathered_weights_that_are_kept_count_as_activations():
+    run = Run("torch", one_axis("fully_sharded", 4), SMALL)
+    kept = memory(replace(run, reshard=False))[0].activations - memory(run)[0].activations
+    assert kept == 3 * 16 * 16 * 4  # every w, whole, but the first layer's
 
 
 def test_memory_is_told_by_name():

@@ -13,7 +13,7 @@ from contract import cost
 from contract.layout import merge
 from contract.problem import Problem
 from contract.strategy import Run, parse_axes
-from jax_impl import compose, train
+from jax_impl import compose, specs, train
 from jax_impl.jax_versions import WITHOUT_FUSION_EMITTERS
 from jax_impl.mesh import make_mesh
 from shardiff import hlo
@@ -81,7 +81,7 @@ def test_temporaries_grow_with_the_peak_and_not_with_the_microbatches():
         problem = Problem(batch=32 * microbatches, width=16, layers=2, dtype="float32")
         run = make("pp=2", schedule, microbatches, problem=problem)
         mesh = make_mesh(run, devices(2, "cpu"))
-        params, batch = compose.abstract(mesh, run)
+        params, batch = specs.abstract(mesh, run)
         with quick_compilation():
             step = jax.jit(lambda params, batch: compose.loss_and_grads(params, batch, mesh, run))
             plan = step.lower(params, batch).compile(WITHOUT_FUSION_EMITTERS).memory_analysis()

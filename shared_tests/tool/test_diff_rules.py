@@ -177,6 +177,16 @@ EXPLAINED = {
         [over("reduce_scatter", 80, TP)] * 2,
         [over("reduce_scatter", 128, TP), over("all_reduce", 32, TP)],
     ),
+    "buckets reduced over two axes, where one of each is reduced over both and the shards of the others": (
+        {"fused_reduce_scatter", "joined_axes", "scattered_before_reduced"},
+        [*[over("all_reduce", 80, TP)] * 2, *[over("all_reduce", 80, DP)] * 2],
+        [over("reduce_scatter", 128, TP), over("all_reduce", 64, DP), over("all_reduce", 32, BOTH)],
+    ),
+    "a bucket of which all but the loss is scattered": (
+        {"fused_reduce_scatter"},
+        [over("all_reduce", 160, TP), over("all_reduce", 164, TP)],
+        [over("reduce_scatter", 320, TP), over("all_reduce", 4, TP)],
+    ),
     "more groups": (
         {"more_groups"},
         [over("all_reduce", 64, ((2, 3),))],

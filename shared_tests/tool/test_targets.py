@@ -15,8 +15,8 @@ from contract.problem import Problem
 from contract.strategy import AXES, STRATEGIES, Run, one_axis
 from jax_impl import train
 from jax_impl.compiled import Compiled, compile, compile_all
-from jax_impl.compose import abstract
 from jax_impl.mesh import make_mesh
+from jax_impl.specs import abstract
 from shardiff import hlo
 from shardiff.compiling import devices as target_devices
 from shardiff.compiling.hardware import FAMILIES, has_compiler, known, parse

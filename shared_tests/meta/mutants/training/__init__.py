@@ -18,5 +18,6 @@ from shared_tests.meta.mutants.training.mutant import UPDATE as UPDATE
 from shared_tests.meta.mutants.training.mutant import Mutant as Mutant
 from shared_tests.meta.mutants.training.shared import SHARED
 from shared_tests.meta.mutants.training.torch import TORCH
+from shared_tests.meta.mutants.training.zero import ZERO
 
-MUTANTS = (*TORCH, *JAX, *SHARED, *MESHES)
+MUTANTS = (*TORCH, *JAX, *SHARED, *MESHES, *ZERO)

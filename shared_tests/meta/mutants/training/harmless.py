@@ -6,13 +6,14 @@ from shared_tests.meta.mutants.training.mutant import mutant
 
 HARMLESS = (
     mutant(
-        "split outermost first: none of these strategies cuts a dim that another has cut",
+        "layers gathered before the replicas' sum: whole gradients are summed, and then scattered",
         "torch_impl.compose",
-        "for strategy in reversed(strategies):\n        if hasattr",
-        "for strategy in strategies:\n        if hasattr",
+        'return (chain(strategies, "weights", layer, mesh) for layer in params)',
+        'return (chain(strategies[::-1], "weights", layer, mesh) for layer in params)',
         set(),
-        strategy="megatron_tensor_parallel",
-        mesh="dp=2,tp=2",
+        strategy="fully_sharded",
+        mesh="dp=2,fsdp=2",
+        overlap=False,
     ),
     mutant(
         "f left out in shard_map: jax finds that a replicated array is used differently by every rank",

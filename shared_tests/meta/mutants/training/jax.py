@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from shared_tests.meta.mutants.training.mutant import ALL, BACKWARD, RAISES, mutant
 
-GRAD_INSIDE = """
-    @jax.shard_map(mesh=mesh, in_specs=(params_specs(run), batch_specs(run)), out_specs=(P(), params_specs(run)))
-    def inside(params: list[Layer], batch: Batch) -> tuple[Array, list[Layer]]:
-        def share(params: list[Layer]) -> Array:
-            return squared_error(model.forward(params, batch.x), batch)
-
-        part, grads = jax.value_and_grad(share)(params)
-        return lax.psum(part, "dp"), jax.tree.map(lambda g: lax.psum(g, "dp"), grads)
-
-    return inside(params, batch)
-"""
-
 JAX = (
     # shard_map
     mutant(
-        "gradient taken inside shard_map, and reduced again",
+        "gradients reduced again",
         "jax_impl.compose",
-        "\n    return jax.value_and_grad(loss)(params, batch, mesh, run)\n",
-        GRAD_INSIDE,
+        "for strategy in replicates:  # only the shards are summed over replicas\n",
+        "for strategy in load(run):\n                grads = jax.tree.map(lambda g: varying(g, 'dp'), grads)\n",
         BACKWARD,
         strategy="data_parallel",
     ),
@@ -75,8 +63,8 @@ JAX = (
     mutant(
         "layers that only fill up a stage are run",
         "jax_impl.compose",
-        "x = jnp.where(jnp.asarray(exists)[stage, j], forward(layers[j * unit : (j + 1) * unit], x), x)",
-        "x = forward(layers[j * unit : (j + 1) * unit], x)",
+        "x = jnp.where(there, forward(layers[j : j + unit], x), x)",
+        "x = forward(layers[j : j + unit], x)",
         ALL,
         strategy="pipeline_parallel",
         layers=5,
@@ -113,7 +101,7 @@ JAX = (
     ),
     mutant(
         "rows that only fill up a shard are counted",
-        "jax_impl.compose",
+        "jax_impl.specs",
         "return place(pad_batch(batch, shares), batch_specs(run), mesh)",
         "padded = pad_batch(batch, shares)\n    padded = padded._replace(weight=padded.weight * 0 + batch.weight[0])\n"
         "    return place(padded, batch_specs(run), mesh)",

@@ -79,8 +79,8 @@ MESHES = (
     mutant(
         "loss summed over one axis too few, in shard_map",
         "jax_impl.compose",
-        'return chain(strategies, "total", squared_error(forward(used, batch.x), batch))',
-        'return chain(strategies[1:], "total", squared_error(forward(used, batch.x), batch))',
+        'return chain(strategies, "total", squared_error(out, batch))',
+        'return chain(strategies[1:], "total", squared_error(out, batch))',
         {RAISES},
         strategy="tensor_parallel",
         mesh="dp=2,tp=2",
@@ -98,7 +98,7 @@ MESHES = (
     ),
     mutant(
         "inner strategy's split forgotten in a stack of stages",
-        "jax_impl.compose",
+        "jax_impl.specs",
         "P(pipeline.AXIS, *spec) for spec in layer",
         "P(pipeline.AXIS) for spec in layer",
         {RAISES},
@@ -107,7 +107,7 @@ MESHES = (
     ),
     mutant(
         "only the outer strategy's rules",
-        "jax_impl.compose",
+        "jax_impl.specs",
         "for strategy in reversed(strategies):\n        for logical",
         "for strategy in strategies[:1]:\n        for logical",
         {RAISES},

@@ -54,7 +54,7 @@ class Mutant:
             self.optimizer,
             self.steps,
             self.microbatches,
-            self.overlap,
+            overlap=self.overlap,
             device="cpu",
         )
 

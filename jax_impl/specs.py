@@ -1,0 +1,151 @@
+"""How the arrays of several strategies are split over the mesh, each on its own axis, and placed on its devices.
+
+Under shard_map, specs are joined dim by dim, the innermost strategy first. In annotated, rules are merged. This module
+knows no strategy by name: it asks each for the names in `contract.strategy`, and one that it omits changes nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from contract.layout import batch_shares, chunks_of, padded_rows, schedule_of, unit_of
+from contract.problem import Batch, Layer, pad_batch, split_microbatches
+from contract.strategy import Run
+from jax_impl.mesh import place
+from jax_impl.model import annotation_specs, batch_annotations, stack_stages
+
+Strategies = Sequence[Any]  # modules, outermost first
+Rules = dict[str, str | tuple[str, ...]]  # logical axis -> mesh axes
+
+
+def load(run: Run) -> Strategies:
+    """The modules of a run's strategies, outermost first."""
+    return [importlib.import_module(f"jax_impl.{run.implementation}.{axis.strategy}") for axis in run.nested]
+
+
+def chain(strategies: Strategies, name: str, value: Any) -> Any:
+    """Pass `value` through the function `name` of every strategy that has it, the outermost first."""
+    for strategy in strategies:
+        if hasattr(strategy, name):
+            value = getattr(strategy, name)(value)
+    return value
+
+
+def pipeline_of(strategies: Strategies) -> Any | None:
+    """The one strategy that has an order of execution of its own, if there is one."""
+    return next((s for s in strategies if hasattr(s, "execute")), None)
+
+
+def split_params(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
+    """The full parameters on the devices of the mesh; with a pipeline, stacked over its stages."""
+    if (schedule := schedule_of(run)) is not None:
+        params = stack_stages(params, schedule.parts, unit_of(run))
+    return place(params, params_specs(run), mesh)
+
+
+def split_batch(batch: Batch, mesh: Mesh, run: Run) -> Batch:
+    """The global batch on the devices of the mesh, padded to shares of one size: X[B, D], or X[m, b, D]."""
+    shares = batch_shares(run)
+    if pipeline_of(load(run)) is not None:
+        return place(split_microbatches(batch, shares, run.microbatches), batch_specs(run), mesh)
+    return place(pad_batch(batch, shares), batch_specs(run), mesh)
+
+
+def params_specs(run: Run, of: str = "parameters") -> list[Layer]:
+    """The PartitionSpec of every parameter; or of its gradient or optimizer state, where they are split otherwise."""
+    strategies, (layers, stages) = load(run), stack_shape(run)
+    if run.implementation == "annotated":
+        return annotation_specs(layers, merged_rules(strategies, of), stages)
+    specs = [Layer(P(), P())] * layers
+    for strategy in reversed(strategies):
+        if (mine := stated(strategy, "PARAMS_SPEC", of)) is not None:
+            specs = [Layer(*map(join, a, mine[i % len(mine)])) for i, a in enumerate(specs)]
+    if (pipeline := pipeline_of(strategies)) is not None:
+        specs = [Layer(*(P(pipeline.AXIS, *spec) for spec in layer)) for layer in specs]
+    return specs
+
+
+def stated(strategy: Any, name: str, of: str) -> Any | None:
+    """What a strategy states about parameters, or about gradients or optimizer state if that differs."""
+    names = {"parameters": (), "gradients": ("GRADS",), "optimizer_state": ("STATE", "GRADS")}[of]
+    kind = name.removeprefix("PARAMS_")
+    candidates = [*(f"{which}_{kind}" for which in names), name]
+    return next((getattr(strategy, each) for each in candidates if hasattr(strategy, each)), None)
+
+
+def stack_shape(run: Run) -> tuple[int, int | None]:
+    """The number of layers per rank, and of the stages over which each is stacked; None without a pipeline."""
+    if (schedule := schedule_of(run)) is None:
+        return run.problem.layers, None
+    unit = unit_of(run)
+    return schedule.chunks * -(-(run.problem.layers // unit) // len(schedule.parts)) * unit, schedule.stages
+
+
+def positions_of(run: Run, rank: int) -> list[int]:
+    """Which of the layers that a rank's program has are layers of the model, and do not only pad the stack."""
+    layers, _ = stack_shape(run)
+    chunks = chunks_of(run, rank)
+    longest = layers // len(chunks)
+    return [number * longest + j for number, chunk in enumerate(chunks) for j in range(len(chunk))]
+
+
+def batch_specs(run: Run) -> Batch:
+    """The PartitionSpecs of x, y and weight. In a pipeline x is split as y is, because stages pass it on so."""
+    strategies = load(run)
+    if run.implementation == "annotated":
+        specs = batch_annotations(merged_rules(strategies))
+    else:
+        specs = Batch(P(), P(), P())
+        for strategy in reversed(strategies):
+            if (mine := getattr(strategy, "BATCH_SPEC", None)) is not None:
+                specs = Batch(*map(join, specs, mine))
+    return Batch(*(P(None, *s) for s in specs._replace(x=specs.y))) if pipeline_of(strategies) else specs
+
+
+def join(inner: P, outer: P) -> P:
+    """Two specs of one array as one: the inner strategy cuts first, and the outer one cuts its parts."""
+
+    def names(entry: Any) -> tuple[str, ...]:
+        return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+    length = max(len(inner), len(outer))
+    dims = [
+        names(a) + names(b)
+        for a, b in zip(*((*spec, *[None] * (length - len(spec))) for spec in (inner, outer)), strict=True)
+    ]
+    return P(*(dim[0] if len(dim) == 1 else dim or None for dim in dims))
+
+
+def merged_rules(strategies: Strategies, of: str = "parameters") -> Rules:
+    """The rules of all strategies as one dict. Where two split one dim, the outer one cuts the inner one's parts."""
+    rules: Rules = {}
+    for strategy in reversed(strategies):
+        for logical, axis in (strategy.RULES | (stated(strategy, "RULES", of) or {})).items():
+            before = rules.get(logical, ())
+            before = before if isinstance(before, tuple) else (before,)
+            rules[logical] = (*before, axis) if before else axis
+    return rules
+
+
+def abstract(mesh: Mesh, run: Run) -> tuple[list[Layer], Batch]:
+    """The shapes, dtypes and shardings that `split_params` and `split_batch` give on `mesh`, without any array."""
+    d, dtype = run.problem.width, jnp.dtype(run.problem.dtype)
+    wide = jnp.promote_types(dtype, jnp.float32)  # the dtype of the samples' weights, and hence of the loss
+    layers, stages = stack_shape(run)
+    of_stages = () if stages is None else (stages,)
+    rows = -(-run.problem.batch // batch_shares(run)) * batch_shares(run)
+    of_batch = (rows,) if stages is None else (run.microbatches, padded_rows(run) * batch_shares(run))
+
+    def array(shape: tuple[int, ...], spec: P, dtype: Any = dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+    params = [Layer(array((*of_stages, d, d), spec.w), array((*of_stages, d), spec.b)) for spec in params_specs(run)]
+    x, y, weight = batch_specs(run)
+    return params, Batch(array((*of_batch, d), x), array((*of_batch, d), y), array((*of_batch, 1), weight, wide))

@@ -1,0 +1,45 @@
+"""ZeRO-1: data parallel over `fsdp` whose optimizer state is split by the rows of the parameters.
+
+Backward: all_reduce of every gradient, L (D^2 + D) e bytes. Update: each rank updates its rows of every parameter, and
+the updated rows are gathered, as many bytes (Rajbhandari et al., 1910.02054, section 5.1).
+"""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+from contract.problem import Batch, Layer, split_slices
+from torch_impl.collectives import all_gather_flat, identity_all_reduce
+from torch_impl.mesh import Mesh
+
+AXIS = "fsdp"
+REPLICATED = True  # so `torch_impl.buckets` may replace `weights`: it sums the gradients during the backward pass
+
+
+def split_batch(batch: Batch, mesh: Mesh) -> Batch:
+    """A rank's samples: X[B_fsdp, D], Y[B_fsdp, D]."""
+    mine = split_slices(len(batch.x), mesh.size(AXIS))[mesh.rank(AXIS)]
+    return Batch(batch.x[mine], batch.y[mine], batch.weight[mine])
+
+
+def weights(layer: Layer, mesh: Mesh) -> Layer:
+    """Every rank has W[D, F] and b[F] whole. Backward: dW[D, F] = AllReduce_fsdp(dW[D, F]{U_fsdp})."""
+    return Layer(*(identity_all_reduce(p, mesh.group(AXIS)) for p in layer))
+
+
+def own(layer: Layer, mesh: Mesh) -> Layer:
+    """The rows that a rank updates: W[D_fsdp, F] of W[D, F], b[F_fsdp] of b[F], and so of their gradients."""
+    return Layer(*(p.chunk(mesh.size(AXIS))[mesh.rank(AXIS)] for p in layer))
+
+
+def whole(layer: Layer, mesh: Mesh) -> Layer:
+    """W[D, F] = AllGather_fsdp(W[D_fsdp, F]), in place."""
+    for p, updated in zip(layer, all_gather_flat(own(layer, mesh), mesh.group(AXIS)), strict=True):
+        p.detach().copy_(updated)
+    return layer
+
+
+def total(share: Tensor, mesh: Mesh) -> dist.Work | None:
+    """L = AllReduce_fsdp(L{U_fsdp}), in place."""
+    return dist.all_reduce(share, group=mesh.group(AXIS), async_op=True)

@@ -1,0 +1,31 @@
+"""Layers freed after the forward pass and gathered again for the backward pass (Zhao et al., 2304.11277, section 3.2).
+
+Autograd keeps what the backward pass needs, among it the gathered weights. Here it keeps instead how to gather them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torch_impl.torch_hooks import saved_tensors_hooks_in_force
+
+
+@contextmanager
+def gathered_again() -> Iterator[None]:
+    """Inside the `with`, gathered weights are not kept for the backward pass but gathered again from their shards."""
+    keep, get = saved_tensors_hooks_in_force()
+
+    def pack(t: Tensor) -> Any:
+        again = getattr(t.grad_fn, "again", None)
+        return (again, t.output_nr) if again is not None else keep(t)
+
+    def unpack(kept: Any) -> Tensor:
+        return kept[0](kept[1]) if isinstance(kept, tuple) else get(kept)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
