@@ -90,7 +90,7 @@ def make_call(op: str, x: torch.Tensor, out: torch.Tensor) -> tuple[Callable[[],
     def permute() -> None:
         sends = dist.P2POp(dist.isend, x, (rank + 1) % ranks)
         receives = dist.P2POp(dist.irecv, out, (rank - 1) % ranks)
-        for work in dist.batch_isend_irecv([sends, receives]):
+        for work in dist.batch_isend_irecv([receives, sends]):  # gloo sends both ways at once only in this order
             work.wait()
 
     return permute, out
