@@ -41,8 +41,8 @@ def lesson(
     All of it is read from the code, computed, traced or compiled. Without --output, it is printed.
     """
     from benchmarks import diff_strategies, memory_limit, terminal
-    from benchmarks.lesson import lesson as lessons
     from benchmarks.lesson import view
+    from benchmarks.lesson.made import make
     from benchmarks.lesson.picture import picture as draw
     from contract.problem import Problem
     from contract.strategy import one_axis, parse_axes
@@ -70,9 +70,7 @@ def lesson(
         refuse(str(error))
     run = pairs[0][0]
     with terminal.progress() as update:
-        made = lessons.make(
-            run, [each for _, each in pairs] if asked else [], lambda text: update(description=text), timeout
-        )
+        made = make(run, [each for _, each in pairs] if asked else [], lambda text: update(description=text), timeout)
     if json:
         terminal.show_json(made.to_json())
     elif output is None:

@@ -7,13 +7,11 @@ traced run, and as XLA derives it; and the memory of a rank.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.diff_strategies import StrategyDiff, compute, in_torch
 from contract import cost, strategies
 from contract.layout import layout
 from contract.memory import Memory, memory
@@ -21,6 +19,9 @@ from contract.problem import split_slices
 from contract.share import HELD, Part
 from contract.strategy import Run
 from shardiff.record import Record, totals
+
+if TYPE_CHECKING:
+    from benchmarks.diff_strategies import StrategyDiff
 
 SIDES = {"torch": "torch_impl.explicit", "shard_map": "jax_impl.shard_map", "annotated": "jax_impl.annotated"}
 
@@ -67,19 +68,6 @@ class Lesson:
             "diffs": [one.to_json() for one in self.diffs],
             "naive": [one.to_json() for one in self.naive],
         }
-
-
-def make(run: Run, targets: Sequence[Any], progress: Callable[[str], None], timeout: float) -> Lesson:
-    """Trace and compile what the lesson shows. Raises ValueError for what cannot be compiled."""
-    derived = [(as_annotated(run), target) for target in targets]
-    spelled = [(as_annotated(run, "naive"), target) for target in targets if "fully_sharded" in run.strategies]
-    every = compute([*derived, *spelled], progress=progress, timeout=timeout) if targets else []
-    return Lesson(in_torch(run), tuple(every[: len(derived)]), tuple(every[len(derived) :]))
-
-
-def as_annotated(run: Run, spelling: str = "best") -> Run:
-    """The run that XLA derives the communication of."""
-    return replace(run, implementation="annotated", spelling=spelling)
 
 
 def words(part: Part, width: int) -> str:

@@ -11,8 +11,8 @@ from benchmarks.words import counted, duration
 from contract.layout import held_by, share
 from contract.planner.places import Place, placement
 from contract.planner.predict import MOST_SIMULATED, Prediction, total
-from contract.planner.program import Begin, Send, shape_of, step
-from contract.planner.work import ELEMENTWISE, product, seconds, update_bytes
+from contract.planner.program import Begin, Send, step
+from contract.planner.work import ELEMENTWISE, product, seconds, shape_of, update_bytes
 from contract.problem import BYTES
 from contract.strategy import Run
 from shardiff.cost import Network

@@ -18,8 +18,8 @@ import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from benchmarks.held import held, kept_for_backward
 from benchmarks.steps import contestants
-from benchmarks.steps.memory import held, kept_for_backward
 from benchmarks.steps.numbers import WARM_UP
 from benchmarks.steps.peers import SILENT
 from contract.problem import Batch

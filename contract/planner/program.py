@@ -28,7 +28,7 @@ from contract import strategies
 from contract.buckets import bucketed
 from contract.layout import share
 from contract.messages import programs
-from contract.planner.work import seconds, update_bytes
+from contract.planner.work import seconds, shape_of, update_bytes
 from contract.problem import BYTES
 from contract.schedule import Action
 from contract.share import Part, Pass, Sent, Share
@@ -241,12 +241,6 @@ class Buckets:
         while self.sent < len(self.waiting) and not self.waiting[self.sent]:
             yield Sent("all_reduce", self.elements[self.sent], "backward", f"bucket {self.sent}")
             self.sent += 1
-
-
-def shape_of(part: Part, run: Run) -> tuple[int, int]:
-    """[in, out] of a layer's weight, as a rank holds it."""
-    rows, columns = (len(range(*s.indices(run.problem.width))) for s in part.w)
-    return rows, columns
 
 
 def placed_of(run: Run, mine: Share, one: Pass) -> Placed:
