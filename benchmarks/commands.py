@@ -55,8 +55,8 @@ def check(
         list[str] | None,
         repeatable(
             "NAME",
-            "data_parallel, tensor_parallel, megatron_tensor_parallel, pipeline_parallel or single_device. "
-            "Default: the four parallel ones.",
+            "data_parallel, tensor_parallel, megatron_tensor_parallel, pipeline_parallel, fully_sharded, zero1, zero2 "
+            "or single_device. Default: all but single_device.",
         ),
     ] = None,
     degree: Annotated[

@@ -42,7 +42,10 @@ def job(run: Run, target: Target, update: bool = False) -> Job:
 
 
 def lower(run: Run, mesh: Any, update: bool) -> Any:
-    """The step that `train` compiles, lowered for `mesh` from shapes. update: as in `compile`."""
+    """The step that `train` compiles, but without the gradients as a result, lowered for `mesh` from shapes.
+
+    update: as in `compile`.
+    """
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -68,11 +71,5 @@ def lower(run: Run, mesh: Any, update: bool) -> Any:
         jax.eval_shape(optimizer.init, params),
         of_state,
     )
-    step = make_step(mesh, run, optimizer)
-
-    def training_step(params: list[Layer], state: Any, batch: Batch) -> tuple[Any, ...]:
-        loss, _, *updated = step(params, state, batch)  # what returns the gradients would keep them whole
-        return loss, *updated
-
-    out_shardings = (whole, of_params, of_state)
-    return jax.jit(training_step, out_shardings=out_shardings, donate_argnums=(0, 1)).lower(params, state, batch)
+    step, out_shardings = make_step(mesh, run, optimizer, with_grads=False), (whole, of_params, of_state)
+    return jax.jit(step, out_shardings=out_shardings, donate_argnums=(0, 1)).lower(params, state, batch)

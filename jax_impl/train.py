@@ -85,18 +85,24 @@ def make_optimizer(run: Run) -> optax.GradientTransformation:
     return optax.adamw(adamw.lr, adamw.b1, adamw.b2, adamw.eps, weight_decay=adamw.weight_decay)
 
 
-def make_step(mesh: Mesh, run: Run, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
-    """One training step, not yet compiled: (params, state, batch) -> (loss, grads, params, state)."""
+def make_step(
+    mesh: Mesh, run: Run, optimizer: optax.GradientTransformation, with_grads: bool = True
+) -> Callable[..., Any]:
+    """One training step, not yet compiled: (params, state, batch) -> (loss, grads, params, state).
 
-    def step(params: list[Layer], state: Any, batch: Batch) -> tuple[Any, list[Layer], Any, Any]:
+    with_grads: whether it returns the gradients, which XLA then has to make whole where ranks need only a part of them.
+    """
+
+    def step(params: list[Layer], state: Any, batch: Batch) -> tuple[Any, ...]:
         loss, grads = loss_and_grads(params, batch, mesh, run)
-        return loss, grads, *update(optimizer, params, grads, state, mesh, run)
+        updated = update(optimizer, params, grads, state, mesh, run)
+        return (loss, grads, *updated) if with_grads else (loss, *updated)
 
     return step
 
 
 def compile_step(
-    mesh: Mesh, run: Run, optimizer: optax.GradientTransformation, params: list[Layer]
+    mesh: Mesh, run: Run, optimizer: optax.GradientTransformation, params: list[Layer], with_grads: bool = True
 ) -> Callable[..., Any]:
     """The step under jit, with all shardings stated. Parameters and state are donated: their memory is reused."""
     of_params = jax.tree.map(lambda p: p.sharding, params)
@@ -104,9 +110,9 @@ def compile_step(
     of_grads = shardings(params_specs(run, "gradients"), mesh)
     of_batch = jax.tree.map(lambda a: a.sharding, make_batch(mesh, run, 0))
     return jax.jit(
-        make_step(mesh, run, optimizer),
+        make_step(mesh, run, optimizer, with_grads),
         in_shardings=(of_params, of_state, of_batch),
-        out_shardings=(NamedSharding(mesh, P()), of_grads, of_params, of_state),
+        out_shardings=(NamedSharding(mesh, P()), *([of_grads] if with_grads else []), of_params, of_state),
         donate_argnums=(0, 1),
     )
 

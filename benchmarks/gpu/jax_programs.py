@@ -46,7 +46,7 @@ def time_step(compiled: Any, given: list[Any], iterations: int, warmup: int) -> 
 
     def step() -> None:
         nonlocal params, state
-        _, _, params, state = jax.block_until_ready(compiled(params, state, batch))
+        _, params, state = jax.block_until_ready(compiled(params, state, batch))
 
     return timed(step, iterations, warmup)
 

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from benchmarks import commands as lesson
+from benchmarks import diff as diff_command
 from benchmarks.bubbles import command as bubbles_command
 from benchmarks.collectives import command as collectives_command
 from benchmarks.documents import results_io
@@ -279,7 +280,7 @@ def test_every_command_that_measures_is_one(quick, monkeypatch):
     ran = []
     answers = {
         "check": (lesson, "answer_check"),
-        "diff": (lesson, "answer_diff"),
+        "diff": (diff_command, "answer_diff"),
         "collectives": (collectives_command, "answer"),
         "steps": (steps_command, "answer"),
         "bubbles": (bubbles_command, "answer"),

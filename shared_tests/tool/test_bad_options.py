@@ -75,11 +75,13 @@ PATHS += [
 ]
 VALUES = {"number": NUMBERS, "name": NAMES, "size": SIZES, "path": PATHS}
 OPTIONS = {
-    "check": "name:implementation,strategy,mesh,dtype,optimizer,device,schedule "
+    "check": "name:implementation,strategy,mesh,dtype,optimizer,device,schedule,reshard "
     "number:degree,steps,batch,width,layers,microbatches,chunks,timeout flag:json",
     "diff": "name:target,left-target,right-target,implementation,mesh,left-mesh,right-mesh,precision,fail-on,dtype,"
-    "schedule number:degree,nproc,step,batch,width,layers,microbatches,chunks,"
+    "schedule,reshard,spelling number:degree,nproc,step,batch,width,layers,microbatches,chunks,"
     "timeout path:picture flag:json",
+    "lesson": "name:mesh,target,reshard,dtype number:degree,batch,width,layers,microbatches,timeout "
+    "path:output,picture flag:json",
     "hlo": "flag:json",
     "report": "path:output,results name:section,fail-on number:timeout flag:quick,full,fresh,verbose,json",
     "targets": "flag:json",
@@ -93,7 +95,13 @@ OPTIONS = {
     "bench bubbles": "name:implementation,dtype,device,schedule number:stages,microbatches,chunks,iterations,batch,"
     "width,layers,timeout,paced-seconds path:output,picture,trace flag:json,resume,paced",
 }
-ARGUMENTS = {"diff": NAMES + list(STRATEGIES) + PATHS, "hlo": PATHS, "report": PATHS, "trace": PATHS}
+ARGUMENTS = {
+    "lesson": NAMES + list(STRATEGIES),
+    "diff": NAMES + list(STRATEGIES) + PATHS,
+    "hlo": PATHS,
+    "report": PATHS,
+    "trace": PATHS,
+}
 
 
 def option(command):

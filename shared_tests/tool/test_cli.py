@@ -149,7 +149,7 @@ def test_json_has_a_row_for_every_run_and_the_machine(ideal_runs, capsys):
         assert list(row) == [*FIELDS, *ERRORS, "passed"]
         assert row["passed"] is True and row["steps"] == 2
         assert all(row[key] == 0 for key in ERRORS)
-    assert {row["mesh"] for row in document["rows"]} == {"dp=2", "tp=2", "pp=2"}
+    assert {row["mesh"] for row in document["rows"]} == {"dp=2", "fsdp=2", "tp=2", "pp=2"}
     assert document["machine"]["versions"]["torch"] == metadata.version("torch")
     assert document["machine"]["cores"] >= 1 and document["machine"]["memory_bytes"] > 0
 
