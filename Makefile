@@ -5,7 +5,8 @@ EXTRAS ?= compilers,dev
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRAS)
 
-.PHONY: install demo test coverage faults fuzz long realprograms gpu wheels lint format mutants mutation clean
+.PHONY: install demo test coverage faults fuzz long realprograms traces gpu wheels plan lint format mutants mutation \
+	clean
 
 install: $(STAMP)
 	@:
@@ -40,6 +41,9 @@ realprograms: install
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[realprograms]"
 	@$(BIN)/python -m shared_tests.tool.realprograms
 
+traces: install
+	@$(BIN)/python -m shared_tests.tool.traced_often
+
 # With the python that is there, and no network: DEVICE=cpu rehearses it, WHEELS=DIR holds packages that are missing.
 DEVICE ?= cuda
 gpu:
@@ -47,6 +51,11 @@ gpu:
 
 wheels:
 	@$(PYTHON) -m benchmarks.gpu.wheels $(or $(WHEELS),$(error give a folder: make wheels WHEELS=DIR))
+
+# The proof of the planner: every mesh over links of stated rates, in network namespaces; leave the machine alone meanwhile.
+plan: install
+	@$(BIN)/shardiff plan --prove --output plan_paced.json
+	@$(BIN)/shardiff plan --prove --real --shape 1x2 --rate 100mbit --rate 200mbit --rate 400mbit --rate 800mbit --output plan_real.json
 
 mutants: install
 	@$(BIN)/python -m shared_tests.meta.mutants

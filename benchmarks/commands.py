@@ -1,4 +1,4 @@
-"""What a checkout adds to the command: check, bench, report, and the diff of strategies.
+"""What a checkout adds to the command: check, bench, report, plan, and the diff of strategies.
 
 `shardiff.cli.checkout` finds this file beside the package. Commands only: each imports what it runs when it runs.
 """
@@ -30,6 +30,7 @@ from benchmarks.options import (
     WIDTH,
     reshard_of,
 )
+from benchmarks.plan.command import plan
 from benchmarks.report.command import report
 from benchmarks.steps.command import steps
 from shardiff.cli.answers import TIMEOUT, check_timeout, one_of, refuse, repeatable
@@ -45,6 +46,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(bench, name="bench")
     app.command()(report)
     app.command()(lesson)
+    app.command()(plan)
 
 
 def check(

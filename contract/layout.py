@@ -21,10 +21,12 @@ def layout(run: Run, of: str = "parameters") -> list[list[Part]]:
 
     of: "parameters", "gradients" or "optimizer_state".
     """
-    return [_parts(run, rank, of) for rank in range(run.world_size)]
+    return [held_by(run, rank, of) for rank in range(run.world_size)]
 
 
-def _parts(run: Run, rank: int, of: str) -> list[Part]:
+@lru_cache(4096)
+def held_by(run: Run, rank: int, of: str = "parameters") -> list[Part]:
+    """The same for one rank, without a look at all others."""
     at, unit = run.mesh.coordinates(rank), unit_of(run)
     parts = [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in range(run.problem.layers)]
     for axis in reversed(run.nested):
@@ -42,12 +44,15 @@ def schedule_of(run: Run) -> Schedule | None:
     """The schedule of a run's pipeline; None without one."""
     if "pipeline_parallel" not in run.strategies:
         return None
-    return make(run.schedule, run.size("pipeline_parallel"), run.microbatches, run.chunks)
+    return _schedule(run.schedule, run.size("pipeline_parallel"), run.microbatches, run.chunks)
+
+
+_schedule = lru_cache(64)(make)
 
 
 def chunks_of(run: Run, rank: int) -> list[list[Part]]:
     """The parts that a rank holds, by the chunks of its pipeline stage; one chunk without a pipeline."""
-    held, schedule = iter(layout(run)[rank]), schedule_of(run)
+    held, schedule = iter(held_by(run, rank)), schedule_of(run)
     if schedule is None:
         return [list(held)]
     stage, layers = run.mesh.coordinates(rank)["pp"], list(range(run.problem.layers))
@@ -64,7 +69,7 @@ def unit_of(run: Run) -> int:
 def share(run: Run, rank: int) -> Share:
     """What a rank works on in one step."""
     at = run.mesh.coordinates(rank)
-    held = tuple(layout(run)[rank]), tuple(layout(run, "gradients")[rank])
+    held = tuple(held_by(run, rank)), tuple(held_by(run, rank, "gradients"))
     rows = run.problem.batch
     for axis in reversed(run.nested):
         rows = strategies.of(axis.strategy).rows(rows, axis.size)[at[axis.name]]
@@ -111,7 +116,8 @@ def kept(run: Run, rank: int) -> tuple[list[Kept], float]:
     Every layer is counted as one in the middle of the model; `contract.memory` corrects for the first and the last
     layer.
     """
-    layers, residual = [Kept(run.problem.width, run.problem.width) for _ in layout(run)[rank]], float(run.problem.width)
+    width = run.problem.width
+    layers, residual = [Kept(width, width) for _ in held_by(run, rank)], float(width)
     for axis in reversed(run.nested):
         layers, residual = strategies.of(axis.strategy).kept(layers, residual, axis.size)
     return layers, residual

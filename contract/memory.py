@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 
 from contract import strategies
-from contract.layout import chunks_of, kept, layout, share, unit_of
+from contract.layout import chunks_of, held_by, kept, layout, share, unit_of
 from contract.optimizer import SLOTS
 from contract.problem import BYTES
-from contract.share import HELD, Part
+from contract.share import HELD, Part, length
 from contract.strategy import Run
 
 
@@ -50,13 +50,22 @@ def memory(run: Run) -> list[Memory]:
     sizes = [[_bytes(run, parts) for parts in layout(run, of)] for of in HELD]
     if "pipeline_parallel" in run.strategies and run.implementation != "torch":
         sizes = [[max(each)] * run.world_size for each in sizes]
-    slots = len(SLOTS[run.optimizer])
-    return [Memory(p, g, slots * s, activations(run, rank)) for rank, (p, g, s) in enumerate(zip(*sizes, strict=True))]
+    return [_memory(run, rank, *each) for rank, each in enumerate(zip(*sizes, strict=True))]
+
+
+def of_rank(run: Run, rank: int) -> Memory:
+    """The same for one rank in torch, without a look at all others."""
+    return _memory(run, rank, *(_bytes(run, held_by(run, rank, of)) for of in HELD))
+
+
+def _memory(run: Run, rank: int, parameters: int, gradients: int, updated: int) -> Memory:
+    return Memory(parameters, gradients, len(SLOTS[run.optimizer]) * updated, activations(run, rank))
 
 
 def _bytes(run: Run, parts: Sequence[Part]) -> int:
-    of = share(run, 0)
-    return sum(sum(of.elements(part)) for part in parts) * BYTES[run.problem.dtype]
+    width = run.problem.width
+    elements = sum(prod(length(s, width) for s in part.w) + length(part.b[0], width) for part in parts)
+    return elements * BYTES[run.problem.dtype]
 
 
 def gathered(run: Run, rank: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from contract.problem import Problem, split_slices
+from contract.problem import Problem
 from contract.schedule import Schedule
 
 WHOLE = slice(None)
@@ -28,8 +28,9 @@ class Part(NamedTuple):
 def narrow(cut: slice, width: int, parts: int, index: int) -> slice:
     """Share number `index` of `parts` of the slice `cut` of a dim of size `width`. A result can be narrowed again."""
     start, stop, _ = cut.indices(width)
-    inner = split_slices(stop - start, parts)[index]
-    return slice(start + inner.start, start + inner.stop)
+    size, larger = divmod(stop - start, parts)  # as `split_slices`, without the other shares
+    start += index * size + min(index, larger)
+    return slice(start, start + size + (index < larger))
 
 
 def narrow_rows(parts: Sequence[Part], problem: Problem, n: int, index: int) -> list[Part]:

@@ -16,10 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from contract.buckets import BUCKET_BYTES, bucketed
 from contract.problem import Layer
 from torch_impl.collectives import wait
-
-BUCKET_BYTES = 4 << 20  # a w of the default model fills one: it is not copied, and one is sent while the next computes
 
 
 @contextmanager
@@ -79,20 +78,6 @@ def overlapped_all_reduce(
 
 
 def make_buckets(tensors: list[Tensor], limit: int = BUCKET_BYTES) -> list[list[Tensor]]:
-    """Tensors in buckets of one dtype and about `limit` bytes, in the order in which their last tensor becomes ready.
-
-    A tensor that fills a bucket has it to itself. Small tensors before and after it still share a bucket.
-    """
-    buckets: list[list[Tensor]] = []
-    open_bucket, room = [], limit
-    for t in tensors:
-        size = t.numel() * t.element_size()
-        if size >= limit:
-            buckets.append([t])
-            continue
-        if open_bucket and (size > room or t.dtype != open_bucket[0].dtype):
-            buckets.append(open_bucket)
-            open_bucket, room = [], limit
-        open_bucket.append(t)
-        room -= size
-    return [*buckets, open_bucket] if open_bucket else buckets
+    """Tensors in the buckets of `contract.buckets`, each of one dtype."""
+    sizes = [t.numel() * t.element_size() for t in tensors]
+    return [[tensors[i] for i in bucket] for bucket in bucketed(sizes, [t.dtype for t in tensors], limit)]

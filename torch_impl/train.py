@@ -22,6 +22,7 @@ from shardiff.ranks.torch_pool import run_on_ranks
 from torch_impl.compose import gather_updated, loss_and_grads, own, own_gradients, split_batch, split_params
 from torch_impl.mesh import Mesh, make_mesh
 
+BEFORE_FORK = ("torch._dynamo",)  # which torch.optim imports at first use, in more than a second
 STATE_KEYS = {"momentum": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}  # our slots -> torch.optim's
 
 

@@ -33,6 +33,13 @@ def collectives(
         float, typer.Option(metavar="SECONDS", help="Most time for one size and mode; fewer calls if it is too short.")
     ] = 10.0,
     bare: Annotated[bool, typer.Option("--bare", help="Also time a bare loop around the same calls.")] = False,
+    wire: Annotated[
+        bool,
+        typer.Option(
+            "--wire",
+            help="Count the bytes that pass every rank's interface, in network namespaces, instead; torch, --max only.",
+        ),
+    ] = False,
     timeout: Annotated[float, TIMEOUT] = 30.0,
     output: Annotated[Path | None, OUTPUT] = None,
     picture: Annotated[
@@ -57,6 +64,8 @@ def collectives(
         check_path("output", output, ".json")
         check_path("picture", picture, ".png")
         check_timeout(timeout)
+        if wire:
+            raise typer.Exit(answer_wire(plan, output, json))
         memory.require(plan.memory, "the largest payload")
         environment.check(jax="jax" in plan.implementations)
         kept = bench.kept(measuring.begin(plan), output, resume)
@@ -84,3 +93,30 @@ def answer(
     if picture is not None:
         drawing.picture(result, picture)
     return (0 if result.holds else 1) if placed else 2
+
+
+def answer_wire(plan: Plan, output: Path | None, as_json: bool) -> int:
+    """Count bytes on interfaces; the exit status. Raises ValueError where namespaces are refused."""
+    import sys
+
+    from benchmarks import terminal
+    from benchmarks.collectives import wire
+    from benchmarks.lab.lab import LabError, refusal
+    from shardiff.system.files import keeper
+
+    if flaw := refusal():
+        raise ValueError(f"--wire: {flaw}")
+    if min(plan.ranks) < 2:
+        raise ValueError("--wire needs 2 ranks or more")
+    keep = keeper(output)
+    with terminal.progress() as update:
+        try:
+            document = wire.measure(
+                plan.ops, plan.ranks, plan.sizes[-1], min(plan.iterations, 5), lambda what: update(description=what)
+            )
+        except LabError as error:
+            print(f"shardiff: {error}", file=sys.stderr)
+            return 3
+    placed = keep(document)
+    terminal.show_json(document) if as_json else terminal.show(wire.parts(document), width=140)
+    return 0 if placed else 2

@@ -59,7 +59,8 @@ METHOD = {
     "compute_seconds": "torch: the same step, in turn with the real one, on a process group whose collectives return "
     "at once (torch's fake backend). JAX: step less exposed",
     "exposed_seconds": "transfer that nothing hides, waiting for other ranks, and in a pipeline the bubble. torch: "
-    "step less compute, of the same iteration. JAX: the share of profiled steps in which a collective runs on a rank "
+    "step less compute, of the same iteration; not measured (-) where that is negative, as the fake backend then does "
+    "more work than the real one (DTensor). JAX: the share of profiled steps in which a collective runs on a rank "
     "and nothing computes, mean over ranks, times the step",
     "memory": "measured: bytes of live arrays, each storage once; activations: what autograd keeps at most (by its "
     "hooks); temporaries: XLA's plan. closed_form: contract.memory",
@@ -119,13 +120,15 @@ def largest(ranks: Sequence[dict[str, Any]]) -> dict[str, int | None]:
 def split(
     steps: list[float], compute: list[float], told: list[dict[str, Any]] | None, degree: int
 ) -> dict[str, Spread | float | None]:
-    """compute_seconds, exposed_seconds and exposed_share of a row; see METHOD."""
+    """compute_seconds, exposed_seconds and exposed_share of a row; see METHOD. None: not measured."""
     if degree == 1:
         zero = {"median": 0.0, "q1": 0.0, "q3": 0.0}
         return {"compute_seconds": spread(steps), "exposed_seconds": zero, "exposed_share": 0.0}
     if compute:
         exposed = spread([a - b for a, b in zip(steps, compute, strict=True)])
         share = exposed["median"] / statistics.median(steps)
+        if share < 0:  # without communication a step takes longer: it is not the same work
+            return {"compute_seconds": None, "exposed_seconds": None, "exposed_share": None}
         return {"compute_seconds": spread(compute), "exposed_seconds": exposed, "exposed_share": share}
     if told and "profiled" in told[0] and all(rank["profiled"] for rank in told):
         shares = [sum(rank["exposed"]) / sum(rank["profiled"]) for rank in told]

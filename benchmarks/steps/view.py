@@ -47,6 +47,7 @@ def step_table(result: Steps) -> Table:
     """One line for each contestant."""
     numbers = ["step ms", "quartiles", "compute", "exposed", "held", "formula", "wire"]
     made = terminal.table(["strategy", "ranks", "implementation"], numbers)
+    made.columns[0].no_wrap = False  # the strategies of a mesh stand below each other in a narrow terminal
     made.columns[1].justify = "right"
     shown = None
     for row in result.rows:
@@ -75,6 +76,7 @@ def cells(row: OnMesh) -> tuple[str, str]:
 def ratio_table(result: Steps) -> Table:
     """One line for each pair of contestants."""
     made = terminal.table(["strategy", "ranks", "step time of", "over"], ["ratio", "quartiles", "by"])
+    made.columns[0].no_wrap = False  # the strategies of a mesh stand below each other in a narrow terminal
     made.columns[1].justify = "right"
     for row in result.ratios:
         ratio = row.ratio

@@ -16,11 +16,12 @@ NEEDED = {
     "check": "Train with every strategy and implementation; show how far each is from the single-device reference.",
     "bench": "Measure both frameworks in one run, with the machine and the method beside every figure.",
     "report": "Measure everything and write it as one HTML file, with Markdown and JSON beside it.",
+    "plan": "Predict the step time and memory of every mesh on given devices and links.",
 }
 
 
 def register(app: typer.Typer) -> None:
-    """Add check, bench, report and the diff of strategies, or what says which checkout has them."""
+    """Add check, bench, report, plan and the diff of strategies, or what says which checkout has them."""
     if here():
         lesson("benchmarks.commands").register(app)
         return

@@ -18,6 +18,7 @@ from contract.problem import Problem
 from shared_tests.bench.pools import shared
 from shared_tests.bench.report_documents import stepped
 
+BEFORE_FORK = ("benchmarks.steps.torch", "torch._dynamo")
 SMALL = Problem(batch=8, width=16, layers=4)
 
 

@@ -1,0 +1,1 @@
+"""Ranks in network namespaces of their own, on links of stated rates."""

@@ -1,0 +1,1 @@
+"""shardiff plan --prove"""

@@ -1,0 +1,140 @@
+"""The machine that a lab is, as the planner takes it: links of stated rates, gloo's collectives as measured.
+
+Only streams and single collectives are measured for it, and one step that sends nothing; no step whose time is to be
+predicted goes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.lab.lab import Lab
+from benchmarks.lab.namespaces import GOODPUT, Shape, burst_of
+from benchmarks.plan.prove.steps import Paced
+from contract.planner.predict import predict
+from contract.problem import Problem
+from contract.strategy import Run, one_axis
+from shardiff.cost import Link, Measured, Network
+from shardiff.devices import Device, Machine
+from shardiff.record import wire_factor
+
+TRAFFIC, STEPS = "benchmarks.lab.traffic", "benchmarks.plan.prove.steps"  # modules that ranks call
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
+SIZES = (1 << 18, 1 << 20)  # bytes
+RATE = 100e6  # bit/s, at which gloo's collectives are measured
+REPEATS = 5
+STREAMS = 5  # tries
+MOST_OFF = 0.05  # by which the rate of a stream may differ from the stated one
+
+
+@dataclass(frozen=True)
+class Gloo:
+    """What gloo does on so many ranks. fast: bytes/s of an unshaped link; collectives: (op, ranks) -> latency and
+    overhead in time; sent: (op, ranks) -> bytes on the interface over the optimal ones."""
+
+    fast: float
+    collectives: Mapping[tuple[str, int], Measured]
+    sent: Mapping[tuple[str, int], float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "unshaped_bytes_per_second": self.fast,
+            "collectives": [
+                {
+                    "op": op,
+                    "ranks": ranks,
+                    "latency": one.latency,
+                    "overhead": one.overhead,
+                    "bytes_over_optimal": self.sent[op, ranks],
+                }
+                for (op, ranks), one in self.collectives.items()
+            ],
+        }
+
+
+def goodput(rate: float) -> float:
+    """Bytes/s that TCP carries on a link of so many bit/s."""
+    return rate / 8 * GOODPUT
+
+
+def check_rate(lab: Lab, rate: float) -> float:
+    """What a plain stream reaches of a link's stated rate. Raises ValueError where that is too far off.
+
+    The links of the last rank are those that all shapes shape.
+    """
+    size, reached = max(1 << 20, int(rate / 8 * 0.25)), 0.0
+    for _ in range(STREAMS):
+        taken = max(lab.call(TRAFFIC, "stream", size, lab.shape.ranks - 1, 0))
+        reached = (size - burst_of(rate)) / taken / goodput(rate)
+        if abs(reached - 1) <= MOST_OFF:
+            return reached
+    raise ValueError(
+        f"a plain stream reaches {reached:.2f} of a link of {rate / 1e6:g} Mbit/s in the last of {STREAMS} tries; is "
+        "the machine busy?"
+    )
+
+
+def measure(lab: Lab) -> Gloo:
+    """gloo's collectives over as many ranks as an axis can have: at a rate at which no CPU is short of time."""
+    counts = [n for n in range(2, lab.shape.ranks + 1) if lab.shape.ranks % n == 0]
+    lab.rates(None, None)
+    small = {(op, n): least(lab, op, 4096, n) for n in counts for op in OPS}
+    large, more = (least(lab, "message", size, 2) for size in (SIZES[1], 4 * SIZES[1]))
+    fast = 3 * SIZES[1] / max(more - large, 1e-6)
+    lab.rates(RATE, RATE)
+    collectives, sent = {}, {}
+    for op, n in small:
+        name, factor = "message" if op == "collective_permute" else op, float(wire_factor(op, n))
+        times = [least(lab, name, size, n) for size in SIZES]
+        overhead = (times[1] - times[0]) / (SIZES[1] - SIZES[0]) * goodput(RATE) / factor
+        answers = lab.call(TRAFFIC, "collective", name, SIZES[1], 1, n)
+        collectives[op, n] = Measured(small[op, n], max(overhead, 1.0))
+        sent[op, n] = max(each[1] for each in answers) * GOODPUT / (SIZES[1] * factor)
+    return Gloo(fast, collectives, sent)
+
+
+def least(lab: Lab, op: str, size: int, ranks: int) -> float:
+    """Seconds of the quickest call, each as long as its slowest rank: the least disturbed one."""
+    repeats = REPEATS if size > 65536 else 4 * REPEATS
+    answers = lab.call(TRAFFIC, "collective", op, size, repeats, ranks)
+    return min(max(each[0][i] for each in answers[:ranks]) for i in range(repeats))
+
+
+def machine(
+    shape: Shape, rate: float, gloo: Gloo, paced: Paced | None, flops: float = 0.0, overhead: float = 0.0
+) -> Machine:
+    """The lab at one rate: of the ranks' own links on one host, of the links between hosts where there are several.
+
+    flops: of the real device, where it is not paced.
+    """
+    shaped = Link(goodput(rate), 0.0, burst_of(rate))
+    inside = shaped if shape.hosts == 1 else Link(gloo.fast)
+    rates = {"float32": paced.flops if paced else flops}
+    memory = paced.memory if paced else 1e15  # the real device's rate has the update in it
+    device = Device("paced" if paced else "CPU", rates, 1e12, memory, roofline=False, overhead=overhead)
+    network = Network(inside, shaped, shape.hosts, shape.devices, measured=dict(gloo.collectives))
+    return Machine(device, network, f"a lab of {shape} ranks, {rate / 1e6:g} Mbit/s")
+
+
+def unhidden(lab: Lab, gloo: Gloo, paced: Paced, problem: Problem, iterations: int = 3) -> float:
+    """Seconds of a step that the paced device does not hide: a step on silent groups over its prediction."""
+    run, taken = silent(lab, paced, problem, iterations)
+    free = machine(lab.shape, 1e15, replace(gloo, fast=1e15, collectives={}), paced)
+    return max(0.0, taken - predict(run, free).seconds)
+
+
+def silent(lab: Lab, paced: Paced | None, problem: Problem, iterations: int) -> tuple[Run, float]:
+    """A step of data_parallel on groups that send nothing, and the seconds of the quickest, of its slowest rank."""
+    run = Run("torch", one_axis("data_parallel", lab.shape.ranks), problem, steps=1, device="cpu")
+    answers = lab.call(STEPS, "steps", run, paced, iterations, True)
+    return run, min(max(each.seconds[i] for each in answers) for i in range(len(answers[0].seconds)))
+
+
+def real_rate(lab: Lab, problem: Problem, iterations: int = 9) -> float:
+    """flops/s of the real device, in a step that sends nothing: products, all that is between them, and the update."""
+    _, taken = silent(lab, None, problem, iterations)
+    rows = -(-problem.batch // lab.shape.ranks)
+    return (3 * problem.layers - 1) * 2 * rows * problem.width**2 / taken

@@ -1,0 +1,200 @@
+"""The proof of the planner: every mesh at every rate, predicted first, then run over links of that rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import permutations
+from statistics import median
+from typing import Any
+
+from benchmarks.documents import resume
+from benchmarks.lab.lab import Lab, open_lab
+from benchmarks.lab.namespaces import GOODPUT, Shape
+from benchmarks.plan.plan import mesh_document
+from benchmarks.plan.prove import calibrate
+from benchmarks.plan.prove.steps import Measured, Paced
+from benchmarks.plan.prove.summary import summary
+from contract import reference
+from contract.planner.predict import Prediction, predict
+from contract.planner.program import Begin, Send, step
+from contract.planner.search import factored
+from contract.problem import Problem
+from contract.strategy import USUAL, Axis, Run
+from shardiff.record import wire_factor
+from shardiff.system import machine as here
+
+Document = dict[str, Any]
+SMALL_TALK = 60_000  # bytes of barriers and acknowledgements in a step
+BYTES_OFF = 0.05
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What to prove. rates: bit/s. meshes: `dp=2,tp=2`; every one that can work if empty. paced: None: the real CPU."""
+
+    shapes: tuple[Shape, ...] = (Shape(1, 2), Shape(1, 4), Shape(2, 2))
+    rates: tuple[float, ...] = (50e6, 100e6, 200e6, 500e6)
+    problems: tuple[Problem, ...] = (Problem(256, 512, 4), Problem(2048, 256, 4))
+    meshes: tuple[str, ...] = ()
+    paced: Paced | None = Paced(2e9, 2e9)
+    iterations: int = 3
+    microbatches: int = 4
+
+    def runs(self, shape: Shape, problem: Problem) -> list[Run]:
+        """Every mesh of the usual strategies in every order of its axes that matters on this shape."""
+        found: dict[str, Run] = {}
+        for sizes in factored(shape.ranks, len(USUAL)):
+            used = [(name, size) for name, size in zip(USUAL, sizes, strict=True) if size > 1]
+            for order in permutations(used) if shape.hosts > 1 else [tuple(sorted(used, key=lambda one: one[0]))]:
+                axes = tuple(Axis(name, size, USUAL[name]) for name, size in order)
+                try:
+                    run = Run("torch", axes, problem, steps=1, microbatches=self.microbatches, device="cpu")
+                except ValueError:
+                    continue
+                if not self.meshes or str(run.mesh) in self.meshes:
+                    found[str(run.mesh)] = run
+        return list(found.values())
+
+
+def prove(
+    campaign: Campaign,
+    save: Callable[[Document], object] = lambda document: None,
+    starting: Callable[[str], object] = lambda what: None,
+) -> Document:
+    """The document. save: called with it whenever it has grown. Raises LabError, or ValueError for a failed check."""
+    document: Document = {
+        "kind": "plan_proof",
+        "schema": 1,
+        "machine": here.facts(),
+        "settings": {
+            "paced": campaign.paced._asdict() if campaign.paced else None,
+            "rates_bits_per_second": list(campaign.rates),
+            "iterations": campaign.iterations,
+        },
+        "complete": False,
+        "runs": [],
+        "labs": [],
+        "configurations": [],
+        "summary": None,
+    }
+    resume.begin(document, None)
+    for shape in campaign.shapes:
+        starting(f"{shape}: namespaces, links, and gloo's collectives")
+        with open_lab(shape) as lab:
+            of_lab(campaign, lab, document, save, starting)
+    document["complete"] = True
+    save(document)
+    return document
+
+
+def of_lab(
+    campaign: Campaign,
+    lab: Lab,
+    document: Document,
+    save: Callable[[Document], object],
+    starting: Callable[[str], object],
+) -> None:
+    """All configurations of one shape: measure gloo, predict all, then run all."""
+    shape, paced = lab.shape, campaign.paced
+    gloo = calibrate.measure(lab)
+    flops: dict[Problem, float] = {}
+    overheads: dict[Problem, float] = {}
+    for problem in campaign.problems:
+        if paced:
+            overheads[problem] = calibrate.unhidden(lab, gloo, paced, problem)
+        else:
+            flops[problem] = calibrate.real_rate(lab, problem)
+    document["labs"].append(
+        {
+            "shape": str(shape),
+            **gloo.to_json(),
+            "unhidden_seconds": list(overheads.values()),
+            "flops_per_second": list(flops.values()),
+        }
+    )
+    todo: list[tuple[float, Run, Prediction]] = []
+    now, commit = datetime.now(UTC).isoformat(timespec="seconds"), here.commit()
+    first = len(document["configurations"])
+    for rate in campaign.rates:
+        for problem in campaign.problems:
+            where = calibrate.machine(shape, rate, gloo, paced, flops.get(problem, 0.0), overheads.get(problem, 0.0))
+            for run in campaign.runs(shape, problem):
+                found = predict(run, where)
+                todo.append((rate, run, found))
+                document["configurations"].append(
+                    {
+                        "shape": str(shape),
+                        "rate_bits_per_second": rate,
+                        "batch": problem.batch,
+                        "width": problem.width,
+                        "layers": problem.layers,
+                        "predicted": {**mesh_document(found, found), "commit": commit, "date": now},
+                        "measured": None,
+                    }
+                )
+    save(document)
+    wanted: dict[Problem, list[Any]] = {}
+    seen: set[tuple[object, ...]] = set()
+    shaped_at = None
+    for (rate, run, _), entry in zip(todo, document["configurations"][first:], strict=True):
+        starting(f"{shape}, {rate / 1e6:g} Mbit/s: {run.mesh}, batch {run.problem.batch}")
+        if rate != shaped_at:
+            lab.rates(rate if shape.hosts == 1 else None, rate)
+            entry["stream_of_rate"], shaped_at = calibrate.check_rate(lab, rate), rate
+        expected = None
+        if (run.axes, run.problem) not in seen:
+            seen.add((run.axes, run.problem))
+            if run.problem not in wanted:
+                wanted[run.problem] = [tuple(layer) for layer in reference.run(replace(run, steps=1)).params]
+            expected = wanted[run.problem]
+        answers = lab.call(calibrate.STEPS, "steps", run, paced, campaign.iterations, False, expected)
+        entry["measured"] = measured(run, answers, gloo)
+        document["summary"] = summary(document["configurations"])
+        resume.measured(document, f"{shape}, {rate / 1e6:g} Mbit/s, {run.mesh}, {run.problem.batch}")
+        save(document)
+
+
+def measured(run: Run, answers: Sequence[Measured], gloo: calibrate.Gloo) -> Document:
+    """What the ranks found, judged: values against the reference, bytes against the plan.
+
+    Raises ValueError for a wrong value or for bytes that no plan explains.
+    """
+    good = [i for i in range(len(answers[0].seconds)) if not answers[0].flagged[i]]
+    each = [max(one.seconds[i] for one in answers) for i in (good or range(len(answers[0].seconds)))]
+    worst = max((one.difference for one in answers if not math.isnan(one.difference)), default=None)
+    if worst is not None and worst > TOLERANCE:
+        raise ValueError(f"{run.mesh}: a rank's parameters differ from the reference's by {worst:.1e}")
+    planned = [bytes_of(run, rank, gloo) for rank in range(run.world_size)]
+    for rank, (plan, one) in enumerate(zip(planned, answers, strict=True)):
+        if abs(one.sent - plan) > BYTES_OFF * plan + SMALL_TALK:
+            raise ValueError(f"{run.mesh}: rank {rank} has sent {one.sent:,} bytes in a step, planned {plan:,.0f}")
+    return {
+        "seconds": median(each),
+        "samples": each,
+        "flagged": len(answers[0].seconds) - len(good),
+        "kept_flagged": not good,
+        "sent_bytes": [one.sent for one in answers],
+        "planned_bytes": [round(plan) for plan in planned],
+        "difference": worst,
+        "memory_bytes": max(sum(one.held.values()) for one in answers),
+        "memory": max((one.held for one in answers), key=lambda held: sum(held.values())),
+    }
+
+
+def bytes_of(run: Run, rank: int, gloo: calibrate.Gloo) -> float:
+    """Bytes that a rank's interface must send in a step: what gloo sends for each collective, with the headers."""
+    total = 0.0
+    of = calibrate.machine(Shape(1, run.world_size), 1e9, gloo, Paced(1e9, 1e9)).device
+    for one in step(run, rank, of):
+        if isinstance(one, Begin):
+            n = run.mesh.size_of(one.axis)
+            known = {ranks: ratio for (op, ranks), ratio in gloo.sent.items() if op == one.op}
+            ratio = known.get(n, known[min(known, key=lambda ranks: abs(ranks - n))]) if known else 1.0
+            total += one.payload * float(wire_factor(one.op, n)) * ratio
+        elif isinstance(one, Send):
+            total += one.size
+    return total / GOODPUT

@@ -1,0 +1,53 @@
+"""Which ranks of a run are simulated, and where they lie on the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from contract.strategy import Run
+from shardiff.cost import Group, Network
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one simulated rank is. host: of the ranks that it stands for. groups: axis -> its group. many: how many
+    ranks of its host it stands for."""
+
+    host: int
+    groups: Mapping[str, Group]
+    many: float = 1.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The simulated ranks: rank 0, or in a pipeline a rank of each stage."""
+
+    ranks: tuple[int, ...]
+    places: tuple[Place, ...]
+
+
+def placement(run: Run, network: Network) -> Placement:
+    """Ranks fill one host after the other. Raises ValueError unless the mesh fills the network."""
+    if run.world_size != network.size:
+        size = f"{network.hosts} x {network.devices}"
+        raise ValueError(f"the mesh {run.mesh} has {run.world_size} ranks, and there are {size} devices")
+    strides, stride = {}, 1
+    for name, size in reversed(run.mesh.axes):
+        strides[name] = stride
+        stride *= size
+    stages, apart = run.mesh.size_of("pp"), strides.get("pp", 1)
+    many = network.devices / spread(stages, apart, network.devices).per_host
+    groups = {}
+    for name, size in run.mesh.axes:
+        group = spread(size, strides[name], network.devices)
+        groups[name] = Group(group.size, group.hosts, max(1, round(many / group.per_host)))
+    ranks = tuple(stage * apart for stage in range(stages))
+    return Placement(ranks, tuple(Place(rank // network.devices, groups, many) for rank in ranks))
+
+
+@lru_cache(4096)
+def spread(size: int, stride: int, devices: int) -> Group:
+    """The group of ranks 0, stride, 2 stride, ... on hosts of so many devices."""
+    return Group(size, len({i * stride // devices for i in range(size)}) if size * stride > devices else 1)

@@ -1,0 +1,177 @@
+"""`shardiff plan --prove`: two ranks over shaped links, what is left when it is killed, and how a proof is judged."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.lab.lab import Lab, open_lab, refusal
+from benchmarks.lab.namespaces import LEAST_BURST, Shape, burst_of, shaped
+from benchmarks.plan.prove import calibrate
+from benchmarks.plan.prove.campaign import Campaign, measured
+from benchmarks.plan.prove.steps import Measured, Paced
+from benchmarks.plan.prove.summary import crossing, summary
+from contract.planner.predict import seconds_of
+from contract.problem import Problem
+from contract.strategy import Run, parse_axes
+from shardiff.cli import main as cli
+
+ROOT = Path(__file__).parents[2]
+PACED = Paced(2e9, 2e9)
+PROBLEM = Problem(128, 256, 4)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    if why := refusal():
+        pytest.skip(why)
+    with open_lab(Shape(1, 2)) as lab:
+        yield lab
+
+
+def run(mesh: str) -> Run:
+    return Run(axes=parse_axes(mesh), problem=PROBLEM, steps=1, microbatches=2, device="cpu")
+
+
+def test_the_faster_of_two_meshes_changes_where_the_plan_says(lab):
+    gloo = calibrate.measure(lab)
+    wide, narrow = run("dp=2"), run("pp=2")
+
+    def predicted(one: Run, rate: float) -> float:
+        return seconds_of(one, calibrate.machine(lab.shape, rate, gloo, PACED))
+
+    low, high = 5e6, 5e9
+    assert predicted(wide, low) > predicted(narrow, low) and predicted(wide, high) < predicted(narrow, high)
+    while high / low > 1.01:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if predicted(wide, middle) > predicted(narrow, middle) else (low, middle)
+    times = {}
+    for factor in (0.5, 5):
+        lab.rates(factor * low, None)
+        calibrate.check_rate(lab, factor * low)
+        for one in (wide, narrow):
+            found = measured(one, lab.call(calibrate.STEPS, "steps", one, PACED, 2), gloo)
+            times[str(one.mesh), factor] = min(found["samples"])
+            assert found["memory_bytes"] > 0 and len(found["sent_bytes"]) == 2
+    assert times["dp=2", 0.5] > times["pp=2", 0.5]
+    assert times["dp=2", 5] < times["pp=2", 5]
+
+
+def test_a_rank_that_fails_is_named_with_its_error_and_the_lab_ends(lab):
+    ranks = psutil.Process(lab.process.pid).children()
+    assert len(ranks) == 2
+    with pytest.raises(RuntimeError, match=r"rank \d failed in stream: [\s\S]*TypeError"):
+        lab.call(calibrate.TRAFFIC, "stream", "many", 0, 1)
+    lab.process.wait(10)
+    assert psutil.wait_procs(ranks, 10)[1] == []
+
+
+def test_nothing_is_left_of_a_proof_whose_parent_is_killed():
+    if why := refusal():
+        pytest.skip(why)
+    script = "from benchmarks.lab.lab import *\nwith open_lab(Shape(1, 2)): pass"
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+    started: list[psutil.Process] = []
+    until = time.monotonic() + 60
+    while len(started) < 3 and time.monotonic() < until:  # the lab and its two ranks
+        started = psutil.Process(parent.pid).children(recursive=True)
+        time.sleep(0.05)
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert len(started) >= 3
+    assert psutil.wait_procs(started, 20)[1] == []
+
+
+def test_a_machine_without_namespaces_says_so_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
+    assert cli.main(["plan", "--prove"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err == "shardiff: plan --prove: unshare is missing; install util-linux\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "flaw"),
+    [
+        (["--shape", "2"], "a shape is hosts x ranks of each"),
+        (["--shape", "1x1"], "a shape has 2 to 16 ranks"),
+        (["--mesh", "dp=8"], "the mesh dp=8 cannot run with these sizes"),
+        (["--dtype", "bfloat16"], "a proof runs in float32"),
+        (["--rate", "fast"], "a rate is a number and a unit"),
+    ],
+)
+def test_a_wrong_proof_is_refused_before_anything_starts(options, flaw, capsys):
+    assert cli.main(["plan", "--prove", *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and flaw in err and err.count("\n") == 1
+
+
+def test_shapes_and_rates_are_for_a_proof_only(capsys):
+    assert cli.main(["plan", "--shape", "1x2"]) == 2
+    assert "--shape is for --prove" in capsys.readouterr().err
+
+
+def test_a_campaign_has_every_mesh_in_every_order_that_matters():
+    one, two = Campaign().runs(Shape(1, 4), PROBLEM), Campaign().runs(Shape(2, 2), PROBLEM)
+    assert {"dp=4", "tp=4", "pp=4", "dp=2,tp=2"} <= {str(run.mesh) for run in one}
+    assert {"dp=2,tp=2", "tp=2,dp=2"} <= {str(run.mesh) for run in two}
+
+
+def test_a_token_bucket_has_half_a_millisecond_of_the_rate():
+    assert burst_of(1e9) == 62_500 and burst_of(1e6) == LEAST_BURST
+    assert shaped("p0", 1e9).startswith("qdisc replace dev p0 root tbf rate 1000000000bit burst 62500 limit")
+
+
+def entry(mesh: str, rate: float, predicted: float, measured: float, other: float = 1.0) -> dict:
+    name, size = mesh.split("=")
+    times = {"seconds": predicted, "max_of_compute_and_communication": other, "memory_bytes": 90}
+    return {
+        "shape": "1x2",
+        "rate_bits_per_second": rate,
+        "batch": 1,
+        "width": 1,
+        "predicted": times | {"mesh": {name: int(size)}},
+        "measured": {"seconds": measured, "memory_bytes": 100, "flagged": 1, "kept_flagged": False},
+    }
+
+
+def test_a_proof_is_judged_by_its_errors_its_choices_and_its_crossovers():
+    configurations = [
+        entry("dp=2", 1e6, 2.0, 2.2),
+        entry("tp=2", 1e6, 1.0, 1.0),
+        entry("dp=2", 4e6, 1.0, 1.0, 2.0),
+        entry("tp=2", 4e6, 2.0, 2.2),
+    ]
+    found = summary(configurations)
+    assert found is not None
+    assert found["simulation"]["median"] == pytest.approx((0 + 1 / 11) / 2)
+    assert found["memory"]["largest"] == pytest.approx(0.1)
+    assert found["choices"] == {"right": 2, "of": 2} and found["choices_by_max"]["right"] == 0
+    (crossed,) = found["crossovers"]
+    assert crossed["predicted_bits_per_second"] == pytest.approx(2e6)
+    assert crossed["measured_bits_per_second"] == pytest.approx(2e6)
+    assert summary([configurations[0] | {"measured": None}]) is None
+    assert crossing(1, 10, 1.0, 2.0) is None
+
+
+def test_wrong_values_and_bytes_that_no_plan_explains_fail_a_proof():
+    gloo = calibrate.Gloo(1e9, {}, {("all_reduce", 2): 1.0, ("all_gather", 2): 1.0, ("reduce_scatter", 2): 2.0})
+    one = run("tp=2")
+    sent = 3 * 128 * 256 * 4
+
+    def found(difference: float, sent: int) -> Measured:
+        return Measured([1.0], [False], sent, 0.0, difference, {"parameters": 1})
+
+    assert measured(one, [found(1e-6, sent)] * 2, gloo)["seconds"] == 1.0
+    with pytest.raises(ValueError, match="differ from the reference's by 1.0e-03"):
+        measured(one, [found(1e-3, sent)] * 2, gloo)
+    with pytest.raises(ValueError, match="rank 0 has sent"):
+        measured(one, [found(1e-6, 2 * sent)] * 2, gloo)
