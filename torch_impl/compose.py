@@ -25,7 +25,7 @@ from torch_impl.collectives import all_reduce, wait
 from torch_impl.gather_again import gathered_again
 from torch_impl.mesh import Mesh
 from torch_impl.model import clear_grads, squared_error, take_grads
-from torch_impl.prefetch import Prefetch
+from torch_impl.prefetch import Prefetch, Scatter, overlapped_reduce_scatter
 
 Strategies = Sequence[Any]  # modules, outermost first
 
@@ -89,14 +89,18 @@ def loss_and_grads(
     pipeline = any(hasattr(s, "execute") for s in strategies)
     again = gathered_again() if run.gathered_again else nullcontext()
     replicated = [s for s in strategies if getattr(s, "REPLICATED", False)]
+    groups = [mesh.group(s.AXIS) for s in replicated]
     if run.overlap and not pipeline and (gathers := [s for s in strategies if getattr(s, "GATHERS", False)]):
-        sums = Sums(strategies, mesh)
-        ahead = Prefetch(params, mesh.group(gathers[0].AXIS), [mesh.group(s.AXIS) for s in replicated])
+        sums, scatter = Sums(strategies, mesh), Scatter(mesh.group(gathers[0].AXIS), groups)
         with again:
-            passes(strategies, params, batch, mesh, run, sums.add, used=ahead.layers)
-        ahead.finish()
-        return sums.result(), list(take_grads(params))
-    scatters = any(hasattr(s, "gradients") for s in strategies)
+            passes(strategies, params, batch, mesh, run, sums.add, used=Prefetch(params, scatter).layers)
+        return sums.result(), scatter.finish()
+    scatters = [s for s in strategies if hasattr(s, "gradients")]
+    if run.overlap and not pipeline and scatters:
+        sums, scatter = Sums(strategies, mesh), Scatter(mesh.group(scatters[0].AXIS), groups)
+        with overlapped_reduce_scatter(params, scatter):
+            passes([s for s in strategies if s not in replicated], params, batch, mesh, run, sums.add)
+        return sums.result(), scatter.finish()
     deferred = replicated[:1] if run.overlap and not scatters else []
     others = [s for s in strategies if s not in deferred]
     sums = Sums(others, mesh)

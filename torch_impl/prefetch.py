@@ -1,12 +1,14 @@
 """Layers gathered ahead of their use, and gradients reduce_scattered behind it (Zhao et al., 2304.11277, section 3.3).
 
-The result is that of `weights` of fully_sharded, but sooner: while a layer computes, the next one is gathered, and the
-gradients of the one before are summed. What is sent, and in which order, is the same on every rank.
+The result is that of `weights` of fully_sharded or `gradients` of zero2, but sooner: while a layer computes, the next
+one is gathered, and the gradients of the one before are summed. What is sent, and in which order, is the same on every
+rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,25 +22,87 @@ from torch_impl.collectives import wait
 
 
 class Pending(NamedTuple):
-    """A collective that runs. flat: its result, once `work` is done. shards: what each part of `flat` belongs to."""
+    """A collective that runs. flat: its result, once `work` is done. shards: what each part of `flat` is shaped as."""
 
     work: dist.Work | None
     flat: Tensor
     shards: Sequence[Tensor]
 
 
-class Prefetch:
-    """The layers of one step as they are used. A layer's gradients are whole sums after `finish`.
+class Scatter:
+    """The gradients of one step, of whole layers as they become ready. They are summed and split after `finish`.
 
-    params: a rank's shards. group: over which they are split. replicas: over which the shards are replicated; gradients
-    are summed over these after they have been scattered.
+    group: over which they are split. replicas: over which the shards are replicated; gradients are summed over these
+    after they have been scattered.
     """
 
-    def __init__(self, params: list[Layer], group: ProcessGroup, replicas: Sequence[ProcessGroup]) -> None:
-        self.params, self.group, self.replicas = params, group, replicas
+    def __init__(self, group: ProcessGroup, replicas: Sequence[ProcessGroup]) -> None:
+        self.group, self.replicas = group, replicas
+        self.scattering: tuple[int, Pending] | None = None
+        self.summing: dict[int, Pending] = {}  # layer -> its shards, of which the replicas' sum may run
+
+    def give(self, i: int, grads: Sequence[Tensor]) -> None:
+        """Start to sum and split the gradients of layer `i`."""
+        self.scattered()
+        n = self.group.size()
+        shards = [grad.chunk(n)[0] for grad in grads]
+        whole = torch.cat([grad.reshape(n, -1) for grad in grads], dim=1)
+        flat = whole.new_empty(whole.shape[1])
+        work = reduce_scatter_single(flat, whole.flatten(), group=self.group, async_op=True)
+        self.scattering = i, Pending(work, flat, shards)
+
+    def scattered(self) -> None:
+        """The sum that was started last is done; what follows is its sum over the replicas."""
+        if self.scattering is not None:
+            (i, done), self.scattering = self.scattering, None
+            wait(done.work)
+            works = [dist.all_reduce(done.flat, group=group, async_op=True) for group in self.replicas[:1]]
+            self.summing[i] = done._replace(work=works[0] if works else None)
+
+    def finish(self) -> list[Layer]:
+        """Wait for all sums: the gradients of a rank's shards, layer by layer."""
+        self.scattered()
+        for one in self.summing.values():
+            if self.replicas:
+                wait(one.work)
+        return [Layer(*parts_of(one)) for _, one in sorted(self.summing.items())]
+
+
+def parts_of(one: Pending) -> Iterator[Tensor]:
+    """The tensors that lie in `flat` one after the other."""
+    for shard, part in zip(one.shards, one.flat.split([s.numel() for s in one.shards]), strict=True):
+        yield part.view(shard.shape)
+
+
+@contextmanager
+def overlapped_reduce_scatter(params: list[Layer], scatter: Scatter) -> Iterator[None]:
+    """Inside the `with`, give every layer's gradients to `scatter` as soon as one backward pass has left them."""
+
+    def ready(i: int, layer: Layer) -> None:
+        grads = [p.grad for p in layer]
+        if None not in grads:
+            for p in layer:
+                p.grad = None  # the whole is freed once it has been sent
+            scatter.give(i, grads)
+
+    hooks = [
+        p.register_post_accumulate_grad_hook(lambda p, i=i, layer=layer: ready(i, layer))
+        for i, layer in enumerate(params)
+        for p in layer
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class Prefetch:
+    """The layers of one step as they are used. params: a rank's shards. scatter: takes the gradients of the layers."""
+
+    def __init__(self, params: list[Layer], scatter: Scatter) -> None:
+        self.params, self.group, self.scatter = params, scatter.group, scatter
         self.gathering: dict[tuple[int, bool], Pending] = {}  # (layer, whether for the backward pass)
-        self.scattering: Pending | None = None
-        self.summing: list[Pending] = []
 
     def layers(self) -> Iterator[Layer]:
         """Every layer at the moment it is used, with the next one on its way."""
@@ -69,32 +133,6 @@ class Prefetch:
             work = all_gather_single(flat.flatten(), mine, group=self.group, async_op=True)
             self.gathering[i, again] = Pending(work, flat, shards)
 
-    def give(self, i: int, grads: Sequence[Tensor]) -> None:
-        """Start to sum and split the gradients of layer `i`."""
-        self.scattered()
-        n = self.group.size()
-        whole = torch.cat([grad.reshape(n, -1) for grad in grads], dim=1)
-        flat = whole.new_empty(whole.shape[1])
-        work = reduce_scatter_single(flat, whole.flatten(), group=self.group, async_op=True)
-        self.scattering = Pending(work, flat, self.params[i])
-
-    def scattered(self) -> None:
-        """The sum that was started last is done; what follows is its sum over the replicas."""
-        if self.scattering is not None:
-            done, self.scattering = self.scattering, None
-            wait(done.work)
-            works = [dist.all_reduce(done.flat, group=group, async_op=True) for group in self.replicas[:1]]
-            self.summing.append(done._replace(work=works[0] if works else None))
-
-    def finish(self) -> None:
-        """Wait for all sums, and hand the gradients over to the parameters."""
-        self.scattered()
-        for one in self.summing:
-            if self.replicas:
-                wait(one.work)
-            for shard, grad in zip(one.shards, one.flat.split([s.numel() for s in one.shards]), strict=True):
-                shard.grad = grad.view_as(shard)
-
 
 class _Used(torch.autograd.Function):
     @staticmethod
@@ -105,5 +143,5 @@ class _Used(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-        ctx.prefetch.give(ctx.i, grads)
+        ctx.prefetch.scatter.give(ctx.i, grads)
         return (None,) * (2 + len(grads))

@@ -48,11 +48,11 @@ ZERO = (
     mutant(
         "the last sum of gradients left out",
         "torch_impl.prefetch",
-        "        self.scattered()\n        for one in self.summing:",
-        "        for one in self.summing:",
+        "        self.scattered()\n        for one in self.summing",
+        "        for one in self.summing",
         {RAISES},
         strategy="fully_sharded",
-        words="NoneType",
+        words="zip()",
     ),
     mutant(
         "gradients sent to the wrong rank's rows",
@@ -144,6 +144,7 @@ ZERO = (
         BACKWARD | {REPLICAS},
         strategy="zero2",
         mesh="dp=2,fsdp=2",
+        overlap=False,
     ),
     mutant(
         "gradients of a pipeline's stage not scattered",
