@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.steps import peers
-from benchmarks.steps.memory import held, kept_for_backward
+from benchmarks.memory_torch import held, kept_for_backward
 from benchmarks.steps.numbers import WARM_UP
 from contract.problem import Batch
 from contract.strategy import Run
