@@ -78,7 +78,7 @@ def loss_alone(device: torch.device, run: Run) -> float:
 
 def passes(device: torch.device, runs: Sequence[Run], traced: bool = False) -> list[tuple[float, Any, int, Any]]:
     """Of each run's first step: the loss, this rank's gradients, the most bytes kept, and the calls, if traced."""
-    from benchmarks.held import kept_for_backward
+    from benchmarks.memory_torch import kept_for_backward
     from contract.layout import layout
     from shardiff.tracing.tracer import capture
     from torch_impl import train

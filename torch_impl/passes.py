@@ -8,6 +8,7 @@ pass, dW = X^T dZ, and computes nothing a second time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -76,19 +77,27 @@ def backward_weight(passage: Passage) -> None:
 
 
 def uses_of_weights(out: Tensor, x: Tensor) -> list[tuple[GradientEdge, list[Tensor]]]:
-    """The operations between x and `out` that use a leaf other than x, each with its leaves; the last one first."""
-    found: list[tuple[GradientEdge, list[Tensor]]] = []
-    seen: set[Node] = set()
+    """The operations between x and `out` that use a leaf other than x, each with its leaves; the last one first.
+
+    A product whose result goes straight into a sum with a bias is one use with it: one gradient serves both.
+    """
+    weights: dict[Node, list[Tensor]] = {}
+    below: dict[Node, list[Node]] = {}
+    readers: Counter[Node] = Counter()
     waiting = [out.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen:
+        if node is None or node in below:
             continue
-        seen.add(node)
-        before = [each for each, _ in node.next_functions]
+        before = [each for each, _ in node.next_functions if each is not None]
         leaves: list[Tensor | None] = [getattr(each, "variable", None) for each in before]  # what a leaf's node has
-        weights = [leaf for leaf in leaves if leaf is not None and leaf is not x]
-        if weights:
-            found.append((GradientEdge(node, 0), weights))
-        waiting += [each for each, leaf in zip(before, leaves, strict=True) if leaf is None]
-    return found
+        below[node] = [each for each, leaf in zip(before, leaves, strict=True) if leaf is None]
+        if mine := [leaf for leaf in leaves if leaf is not None and leaf is not x]:
+            weights[node] = mine
+        readers.update(below[node])
+        waiting += below[node]
+    for node in list(weights):
+        for each in below[node]:
+            if node in weights and each in weights and readers[each] == 1:
+                weights[node] += weights.pop(each)
+    return [(GradientEdge(node, 0), used) for node, used in weights.items()]

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.documents.bubbles import Event
-from benchmarks.held import kept_for_backward
+from benchmarks.memory_torch import kept_for_backward
 from contract.schedule import Action
 from contract.strategy import Run
 from shardiff.ranks.rank import report_phase

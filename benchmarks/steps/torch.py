@@ -18,7 +18,7 @@ import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from benchmarks.held import held, kept_for_backward
+from benchmarks.memory_torch import held, kept_for_backward
 from benchmarks.steps import contestants
 from benchmarks.steps.numbers import WARM_UP
 from benchmarks.steps.peers import SILENT

@@ -160,7 +160,7 @@ def test_a_mesh_that_cannot_work_is_refused_in_one_line(mesh, strategies, change
 
 def held_on_rank(device, runs):
     """What a rank holds in a step of each run: parameters, gradients, and what the backward pass needs."""
-    from benchmarks.held import kept_for_backward, nbytes
+    from benchmarks.memory_torch import kept_for_backward, nbytes
     from torch_impl.compose import loss_and_grads
     from torch_impl.mesh import make_mesh
     from torch_impl.train import make_batch, make_params

@@ -99,3 +99,32 @@ def test_the_mesh_is_named_by_its_axis(implementation):
         "megatron_tensor_parallel": "tp=2",
         "pipeline_parallel": "pp=2",
     }
+
+
+PIPELINE = one_axis("pipeline_parallel", 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schedule": "2f2b"}, "unknown schedule '2f2b'; known: naive, gpipe, 1f1b, interleaved, zb_h1, zb_v"),
+        ({"schedule": "interleaved", "microbatches": 6}, "microbatches that its 4 stages divide, got 6"),
+        ({"schedule": "interleaved", "chunks": 1}, "needs at least 2 chunks on every stage, got 1; 1f1b has 1"),
+        ({"schedule": "interleaved", "chunks": 3}, "over 4 stages of 3 chunks needs at least 12 layers, got 8"),
+        (
+            {"schedule": "zb_v", "problem": Problem(layers=7)},
+            "over 4 stages of 2 chunks needs at least 8 layers, got 7",
+        ),
+        ({"schedule": "zb_v", "chunks": 3}, "the schedule zb_v has 2 chunks on every stage, got 3"),
+        ({"schedule": "1f1b", "axes": one_axis("data_parallel", 2)}, "needs an axis pp; data_parallel has no pipeline"),
+        ({"schedule": "1f1b", "implementation": "annotated"}, "annotated can express GPipe's order only"),
+        ({"schedule": "naive", "implementation": "annotated"}, "not the schedule naive; use torch or shard_map"),
+        ({"chunks": 0}, "chunks must be at least 1, got 0"),
+    ],
+)
+def test_a_schedule_that_cannot_run_is_refused_in_a_line(changes, words):
+    Run(axes=PIPELINE, problem=Problem(layers=8))
+    with pytest.raises(ValueError) as raised:
+        Run(**{"axes": PIPELINE, "problem": Problem(layers=8), **changes})
+    assert words in str(raised.value) and "\n" not in str(raised.value)
+    assert Run("annotated", PIPELINE, schedule="naive", microbatches=1).in_gpipes_order

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bubbles import bubbles
+from benchmarks.bubbles.plan import plan as plan_bubbles
 from benchmarks.collectives import collectives
 from benchmarks.documents import results_io, resume
 from benchmarks.steps import steps
@@ -141,10 +142,10 @@ class _Nothing:
 
 def test_bench_bubbles_resumes_by_run(same_machine, monkeypatch):
     monkeypatch.setattr(machine, "cores", lambda: 4)
-    plan = bubbles.plan([2], [1, 2, 4], ["torch"], Problem(8, 16, 4), iterations=2, device="cpu")
+    plan = plan_bubbles([2], [1, 2, 4], ["torch"], Problem(8, 16, 4), 2, "cpu", schedules=["gpipe"])
     asked = []
 
-    def row(run, by_rank):
+    def row(run, by_rank, pace):
         asked.append(bubbles.block(run))
         return bubbles._row(run, "torch", [0.5], [0.1 / run.microbatches]), [
             bubbles.timeline.Event(0, "forward", 0, 0, 1)
