@@ -80,7 +80,7 @@ REAL = sorted((CASES / "real").glob("*.hlo.txt"))
 
 
 def opcode_of(instruction) -> str:
-    """all-reduce-start of kAllReduceStart, as far as collectives go."""
+    """all-reduce-start for kAllReduceStart, and so for every collective."""
     name = str(instruction.opcode).rpartition(".k")[2]
     return "".join("-" + c.lower() if c.isupper() else c for c in name).lstrip("-")
 

@@ -1,4 +1,4 @@
-"""What XLA derives, beside what is written: for each strategy and target, all of it the same or under a named rule."""
+"""What XLA derives beside what is written: for each strategy and target, all is the same or under a named rule."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_difference_of_annotated_code_is_under_a_rule(strategy, target):
 @pytest.mark.parametrize("degree", [2, 8])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_shard_map_compiles_to_the_predicted_bytes_exactly(strategy, degree):
-    """Not a byte more or less, and the very same collectives but for what the compiler combines into one."""
+    """The same bytes exactly, and the same collectives except for those that the compiler combines into one."""
     problem = Problem(24, 32, 8)
     written, derived = written_and_derived(
         Run("shard_map", one_axis(strategy, degree), problem, microbatches=3), f"cpu:{degree}"
