@@ -1,4 +1,4 @@
-"""`shardiff report A B`: how two results are compared, what is not accepted as a result, and how results are written."""
+"""`shardiff report A B`: how two results are compared, which files are refused, and how results are written."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def say(arguments, capsys, files=1):
-    """The status and all output of a command, which must answer, or say why not in one line (or in one for each file)."""
+    """The status and all output of a command, which must answer, or say why not in one line (or one a file)."""
     status = cli.main(arguments)
     out, err = capsys.readouterr()
     if status == 2:

@@ -102,7 +102,7 @@ class Injection:
 
 @dataclass(frozen=True)
 class Outcome:
-    """wrong: what should have been different; empty if the command handled the fault well. seconds: from the fault to the end."""
+    """wrong: what should have been different; empty if all was well. seconds: from the fault to the end."""
 
     injection: Injection
     wrong: tuple[str, ...]

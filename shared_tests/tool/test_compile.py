@@ -1,4 +1,4 @@
-"""`shardiff compile`: a function of a user's file is compiled, and modules of ours never take the place of the user's."""
+"""`shardiff compile`: a function of a user's file is compiled with its own modules, also where ours have the same names."""
 
 from __future__ import annotations
 

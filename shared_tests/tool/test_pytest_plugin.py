@@ -41,7 +41,7 @@ def test_two(communication):
 
 @pytest.fixture
 def run(pytester, monkeypatch):
-    """Run pytest in this process, with the plugin as its entry point loads it, on tests of a program of so many floats."""
+    """Run pytest in this process, with the plugin loaded as usual, on tests of a program of so many floats."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("COLUMNS", "160")
 
