@@ -1,4 +1,4 @@
-"""`shardiff compile`: a function of a user's file is compiled with its own modules, also where ours have the same names."""
+"""`shardiff compile`: a function of a user's file is compiled with its own modules, whatever ours are called."""
 
 from __future__ import annotations
 
