@@ -93,8 +93,8 @@ JAX = (
     mutant(
         "buffer shifted the wrong way",
         "jax_impl.annotated.pipeline_parallel",
-        "state[:-1], ((1, 0), ",
-        "state[1:], ((0, 1), ",
+        "((1, -1, 0), ",
+        "((-1, 1, 0), ",
         ALL,
     ),
     mutant(
