@@ -94,8 +94,8 @@ def xla_parse_its_own(text: str):
     try:
         return xla_parse(text)
     except Exception as error:
-        line = str(error).strip().splitlines()[0]
-        pytest.skip(f"jaxlib {version('jaxlib')} cannot parse what its own compiler has printed: {line[:200]}")
+        why = " ".join(str(error).split())[:300]
+        pytest.skip(f"jaxlib {version('jaxlib')} cannot parse what its own compiler has printed: {why}")
 
 
 def assert_same_instructions(text: str, its_own: bool = False) -> None:
