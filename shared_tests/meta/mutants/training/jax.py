@@ -40,7 +40,7 @@ JAX = (
         "return all_reduce(share, AXIS)",
         "return share",
         {RAISES},
-        words="out_specs",
+        words="out_specs|PyTreeDef",
     ),
     mutant(
         "a gather forgotten, in shard_map",

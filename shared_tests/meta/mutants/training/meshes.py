@@ -74,7 +74,7 @@ MESHES = (
         strategy="megatron_tensor_parallel",
         mesh="pp=2,tp=2",
         layers=6,
-        words="zip() argument 2 is",
+        words="argument 2 is",
     ),
     mutant(
         "loss summed over one axis too few, in shard_map",
