@@ -61,7 +61,7 @@ def execute(pool: Workers, expected: dict[Run, list[Run]]) -> Execute:
     Runs that differ in the number of steps alone share one compiled step. Torch runs of a group are made in one call.
     """
     from jax_impl import train as jax_train
-    from shared_tests.on_ranks import train_all
+    from shared_tests.on_ranks import every
     from torch_impl import train as torch_train
 
     results: dict[Run, RunResult] = {}
@@ -72,7 +72,7 @@ def execute(pool: Workers, expected: dict[Run, list[Run]]) -> Execute:
         if run not in on_ranks:
             together = [run, *(other for other in expected.get(run, ()) if other not in on_ranks and other != run)]
             try:
-                ranks = pool.call(train_all, together, world_size=run.world_size)
+                ranks = pool.call(every, torch_train.train, [(one,) for one in together], world_size=run.world_size)
             except WorkerError:
                 return torch_train.run(run, pool)  # one of them fails; if it is this one, it says so itself
             on_ranks.update(zip(together, map(list, zip(*ranks, strict=True)), strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,26 +26,19 @@ def train_edited(device: torch.device, run: Run, module: str, edits: Sequence[Ed
     return importlib.import_module("torch_impl.train").train(device, run)
 
 
-def train_all(device: torch.device, runs: Sequence[Run]) -> list[Any]:
-    """`torch_impl.train.train` of several runs, one after the other."""
-    from torch_impl import train
-
-    return [train.train(device, run) for run in runs]
-
-
-def trace_all(device: torch.device, runs: Sequence[Run]) -> list[Any]:
-    """`torch_impl.traced.trace_rank` of several runs, one after the other."""
-    from torch_impl import traced
-
-    return [traced.trace_rank(device, run) for run in runs]
+def every(device: torch.device, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """`function(device, *arguments)` for the arguments of each of several calls, which so share one start of ranks."""
+    return [function(device, *arguments) for arguments in calls]
 
 
 def traced(runs: Sequence[Run], pool: Any) -> dict[Run, list[Record]]:
     """`torch_impl.traced.trace_run` of every run: one call of the pool for all that have as many ranks."""
+    from torch_impl.traced import trace_rank
+
     found = {}
     for size in {run.world_size for run in runs}:
         of_size = [run for run in runs if run.world_size == size]
-        ranks = pool.call(trace_all, of_size, world_size=size)
+        ranks = pool.call(every, trace_rank, [(run,) for run in of_size], world_size=size)
         found.update({run: run.mesh.named(merge(calls)) for run, *calls in zip(of_size, *ranks, strict=True)})
     return found
 

@@ -1,1 +1,1 @@
-"""What is measured, and the report."""
+"""Tests of what is measured, and of the report."""

@@ -1,4 +1,4 @@
-"""A result of `make gpu` made up for tests, with every kind of row."""
+"""A made-up result of `make gpu`, with every kind of row."""
 
 from __future__ import annotations
 

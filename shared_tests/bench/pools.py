@@ -1,4 +1,4 @@
-"""Rank processes for tests of benchmarks, which start as few as they can: starting them is not what they claim."""
+"""Rank processes that tests of benchmarks share, because none of them is about starting ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shared_tests import quick
 
 @contextmanager
 def shared(pool: torch_pool.Workers) -> Iterator[None]:
-    """Inside, whoever starts a pool of torch ranks gets this one, and JAX ranks compile in half the time."""
+    """Within the context, code that starts a pool of torch ranks gets this pool, and JAX ranks compile quickly."""
 
     @contextmanager
     def workers(world_size: int, *_: Any) -> Iterator[Any]:

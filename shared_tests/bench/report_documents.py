@@ -1,4 +1,4 @@
-"""Results made up for the tests of `shardiff report`: of each section a small one with every kind of row."""
+"""Made-up results for the tests of `shardiff report`: a small one for each section, with every kind of row."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_wrong_input_is_refused_in_a_line_before_anything_starts(arguments, reas
 
 
 def record_and_compare(device, run):
-    """A recorded timeline of this rank, and whether the results are what they are without the recorder."""
+    """This rank's recorded timeline, and whether the results are the same as without the recorder."""
     import torch
 
     from benchmarks.bubbles import torch as bubbles_torch

@@ -1,4 +1,4 @@
-"""From the seconds of one collective to figures: how it is timed, statistics, bandwidths, fits. No ranks, no timing."""
+"""How the figures of a collective follow from its seconds: timing, statistics, bandwidths, fits. No ranks start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.documents.collectives import Fit
 
 
 class Clock:
-    """perf_counter that a call moves on by what it costs."""
+    """A perf_counter that each call advances by what it costs."""
 
     def __init__(self, cost):
         self.now, self.cost, self.calls, self.barriers = 0.0, cost, 0, 0
@@ -141,7 +141,7 @@ def test_a_fit_recovers_alpha_and_beta_from_every_size_and_past_outliers():
 
 
 def test_a_fit_gives_every_size_a_say_whatever_its_time():
-    """Off by 3 % up and down; of the largest sizes, that is a hundred times the latency."""
+    """The times are off by 3 % in both directions; at the largest sizes, that is a hundred times the latency."""
     sizes = [1024 * 4**i for i in range(10)]
     times = [(50e-6 + size / 2e9) * (1.03 if i % 2 else 0.97) for i, size in enumerate(sizes)]
     alpha, beta, misfit = fit(sizes, times)

@@ -156,7 +156,7 @@ def test_pytests_lines_are_counted_as_they_come():
 
 
 class Pool:
-    """Ranks that train by the reference; the run at `fails` ends them."""
+    """Ranks that return the reference's results; the run at `fails` ends them."""
 
     def __init__(self, fails: int) -> None:
         self.fails, self.calls = fails, 0

@@ -1,4 +1,4 @@
-"""What only a GPU runs, with the few calls of CUDA that it makes replaced, so that no mistake waits for one."""
+"""Code that otherwise only a GPU runs: the few CUDA calls that it makes are replaced, so that mistakes show here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ON_GPU = replace(sizes.REHEARSAL, device="cuda")
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """The calls of torch.cuda, counted; its clock goes on by a millisecond an event."""
+    """Counts the calls of torch.cuda, whose clock advances by a millisecond per event."""
     made: Counter[str] = Counter()
     now = 0.0
 
@@ -124,7 +124,7 @@ class Device:
 
 @pytest.fixture
 def jax_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """jax's CPU devices in place of GPUs; what was asked for."""
+    """Replaces GPUs by jax's CPU devices; returns what was asked for."""
     import jax
 
     from shardiff.ranks import jax_devices

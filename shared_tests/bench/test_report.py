@@ -47,7 +47,7 @@ def made(tmp_path_factory):
 
 
 class Page(HTMLParser):
-    """Fails on what is not nested well; collects what a reader sees, and every address."""
+    """Fails if tags are not nested properly; collects the visible text and every address."""
 
     def __init__(self, text):
         super().__init__()
@@ -165,7 +165,7 @@ def test_what_does_not_hold_makes_the_status_1(section, change):
 
 @pytest.fixture
 def commands(monkeypatch):
-    """In place of the commands that measure: the lines that would run, which give results made up here."""
+    """Replaces the commands that measure: returns the lines that would run, which give made-up results."""
     lines, failing = [], {}
 
     def output(line, *rest):

@@ -1,4 +1,4 @@
-"""`shardiff report A B`: two results compared, and what is refused as no result; how results are written."""
+"""`shardiff report A B`: how two results are compared, which files are refused, and how results are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the seconds of training steps to figures: how a step is timed, ratios, rates, exposed time. No ranks start."""
+"""How the figures of a training step follow from its seconds: timing, ratios, rates, exposed time. No ranks start."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ def test_a_row_is_of_the_rank_that_differs_most_and_holds_most():
 
 
 def fake(log, name):
-    """A contestant of one of both frameworks that only tells that it ran."""
+    """A contestant of either framework that only records that it ran."""
     act = lambda *_: log.append(name) or SimpleNamespace(item=lambda: 0.0)  # noqa: E731
     return SimpleNamespace(step=act, run=act)
 
 
 @pytest.fixture
 def log(monkeypatch):
-    """What is called in which order while steps are timed; the clock shows how often it was read."""
+    """The calls made while steps are timed, in order; the clock shows how often it was read."""
     from benchmarks.steps import jax as steps_jax
     from benchmarks.steps import torch as steps_torch
 

@@ -1,4 +1,4 @@
-"""What `shardiff hlo` and `shardiff targets` print, a record in a line, and the facts of a machine that lacks some."""
+"""What `shardiff hlo` and `shardiff targets` print, a record in a line, and machines about which facts are missing."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_command_is_understood(line, monkeypatch, tmp_path, capsys):
 
             monkeypatch.chdir(tmp_path)
             (tmp_path / "train.py").write_text("")
-            (tmp_path / "step.json").write_text('{"schema": 1, "programs": {}}')
+            (tmp_path / "step.json").write_text('{"schema": 1, "programs": {"h100:8": {"records": []}}}')
             planned = []
             monkeypatch.setattr(compiling, "show", lambda plan, json: planned.append(plan) or 0)
             assert cli.main(arguments) == 0 and len(planned) == 1, capsys.readouterr().err

@@ -38,11 +38,21 @@ def assert_equal(got, want, where):
     np.testing.assert_array_equal(np.asarray(got, np.float64), np.asarray(want, np.float64), err_msg=str(where))
 
 
+@pytest.fixture(scope="module")
+def in_torch(pool):
+    """(op, size) -> each rank's results of its cases; all of one size in one call of the pool."""
+    results = {}
+    for size in SIZES:
+        calls = [(op, [(a, xs) for a, _, xs in cases(op, size)]) for op in DEFINITIONS]
+        ranks = pool.call(on_ranks.every, on_ranks.collectives, calls, world_size=size)
+        results |= {(op, size): of_op for op, *of_op in zip(DEFINITIONS, *ranks, strict=True)}
+    return results
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("op", DEFINITIONS)
-def test_torch_collective_is_what_numpy_defines(op, size, pool):
-    tried = cases(op, size)
-    ranks = pool.call(on_ranks.collectives, op, [(a, xs) for a, _, xs in tried], world_size=size)
+def test_torch_collective_is_what_numpy_defines(op, size, in_torch):
+    tried, ranks = cases(op, size), in_torch[op, size]
     for i, (arguments, dtype, xs) in enumerate(tried):
         for rank, want in enumerate(DEFINITIONS[op](xs, **arguments)):
             got, where = ranks[rank][i], (op, arguments, dtype, f"rank {rank} of {size}")
@@ -162,8 +172,8 @@ def pair_cases():
 def test_torch_backward_transposes_forward(name, size, rest, pool):
     xs, ys = vectors(name, size, rest)
     forward, backward = PAIRS[name]
-    for strided in (False, True):
-        ranks = pool.call(on_ranks.pair, name, rest, xs, ys, strided, world_size=size)
+    calls = [(name, rest, xs, ys, strided) for strided in (False, True)]
+    for ranks in zip(*pool.call(on_ranks.every, on_ranks.pair, calls, world_size=size), strict=True):
         outs, grads = [out for (_, out), _, _ in ranks], [grad for _, (_, grad), _ in ranks]
         np.testing.assert_allclose(outs, forward(xs, **rest), rtol=1e-13, atol=1e-14)
         np.testing.assert_allclose(grads, backward(ys, **rest), rtol=1e-13, atol=1e-14)

@@ -1,1 +1,1 @@
-"""The package shardiff."""
+"""Tests of the package shardiff."""

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def say(arguments, capsys, files=1):
-    """(status, all output) of a command, which has answered, or said in one line (of each of some files) why not."""
+    """The status and all output of a command, which must answer, or say why not in one line (or one a file)."""
     status = cli.main(arguments)
     out, err = capsys.readouterr()
     if status == 2:

@@ -1,4 +1,4 @@
-"""Where commands with bad input run: a directory with every kind of file, and nothing that would measure."""
+"""For commands with bad input: a directory with every kind of file, and commands that measure nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardiff.system import inputs
 
 @pytest.fixture(scope="module")
 def nothing_starts():
-    """What comes after validation, replaced: it gives status 0 and prints a word."""
+    """Replaces everything after validation by a function that prints a word and returns status 0."""
 
     def started(*_, **__):
         print("started")
@@ -35,7 +35,7 @@ def nothing_starts():
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """A directory to stand in, with everything that a path can lead to. Pipes are waited for briefly."""
+    """A current directory with every kind of file that a path can lead to. Nobody waits for pipes for long."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(inputs, "PATIENCE", 0.01)
     monkeypatch.setattr(inputs.read_bytes, "__defaults__", (0.01,))

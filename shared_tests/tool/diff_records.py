@@ -1,4 +1,4 @@
-"""Records for tests of the diff, made of a few arguments."""
+"""Makes records for tests of the diff from a few arguments."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DP, TP, BOTH = ((0, 2), (1, 3)), ((0, 1), (2, 3)), ((0, 1, 2, 3),)
 
 
 def derived(one: Record, name: str = "jvp()/dot_general") -> Record:
-    """What a compiler put there, for an operation of this name."""
+    """A record that a compiler derived from an operation of this name."""
     return replace(one, computation="main", detail=name)
 
 

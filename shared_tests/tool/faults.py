@@ -1,4 +1,4 @@
-"""Faults injected into the commands, as a user runs them (`injections`), and a table of what came of each.
+"""Injects faults into commands as a user runs them (`injections`), and prints a table of how each ended.
 
 make faults        python -m shared_tests.tool.faults --count 50 --seed 0 --output FILE.json
 """
@@ -61,7 +61,7 @@ def row(outcome: Outcome) -> dict[str, Any]:
 
 
 def show(outcomes: Sequence[Outcome], summary: str) -> None:
-    """Print one line an injection."""
+    """Print a line for each injection."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -80,16 +81,31 @@ REAL = sorted((CASES / "real").glob("*.hlo.txt"))
 
 
 def opcode_of(instruction) -> str:
-    """all-reduce-start of kAllReduceStart, as far as collectives go."""
+    """all-reduce-start for kAllReduceStart, and so for every collective."""
     name = str(instruction.opcode).rpartition(".k")[2]
     return "".join("-" + c.lower() if c.isupper() else c for c in name).lstrip("-")
 
 
-def assert_same_instructions(text: str) -> None:
-    """The collectives are those that XLA's parser sees, with the same operands, shapes and groups."""
+def xla_parse_its_own(text: str):
+    """XLA's own parse of what this jaxlib's compiler has printed; the test is skipped if it refuses even that.
+
+    Some versions do: jaxlib 0.11.2 prints the start of a GPU's all-reduce in a form that it cannot read.
+    """
+    try:
+        return xla_parse(text)
+    except Exception as error:
+        why = " ".join(str(error).split())[:300]
+        pytest.skip(f"jaxlib {version('jaxlib')} cannot parse what its own compiler has printed: {why}")
+
+
+def assert_same_instructions(text: str, its_own: bool = False) -> None:
+    """The collectives are those that XLA's parser sees, with the same operands, shapes and groups.
+
+    its_own: this jaxlib's compiler has printed the text, see `xla_parse_its_own`.
+    """
     program = parse(text, COLLECTIVES)
     native = {}
-    for computation in xla_parse(text).computations():
+    for computation in (xla_parse_its_own if its_own else xla_parse)(text).computations():
         for found in computation.instructions():
             opcode = opcode_of(found)
             if opcode == "async-start" and found.async_wrapped_root() is not None:

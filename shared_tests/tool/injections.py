@@ -1,8 +1,8 @@
-"""A fault in a command, as a user runs it: what the command ends with, how soon, and what it leaves behind.
+"""Injects a fault into a command that runs as a user runs it: how it ends, how soon, and what it leaves behind.
 
 Nothing in the commands knows of this. A `sitecustomize` on PYTHONPATH, which Python runs first in every process, wraps
 the one method by which ranks note their phase, and fails in rank r at the n-th time of a phase. The process that starts
-the ranks and the command itself are met in the same way. A rank that fails has a process of its own running by then.
+the ranks and the command itself fail in the same way. A rank that fails has a process of its own running by then.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Injection:
 
 @dataclass(frozen=True)
 class Outcome:
-    """wrong: what was not as it should be; empty if the injection was survived. seconds: from the fault to the end."""
+    """wrong: what should have been different; empty if all was well. seconds: from the fault to the end."""
 
     injection: Injection
     wrong: tuple[str, ...]
@@ -113,7 +113,7 @@ class Outcome:
 
 
 def injections(count: int, seed: int) -> list[Injection]:
-    """Seven in ten in a rank, the others in what starts the ranks, in the command's own process, and of the command."""
+    """Seven in ten are in a rank, the others in what starts the ranks, in JAX within the command, or in the command."""
     rng = random.Random(seed)
     places, kinds = rng.sample(list(COMMANDS), len(COMMANDS)), rng.sample(RANK_FAULTS, len(RANK_FAULTS))
     strategies = itertools.cycle(rng.sample(STRATEGIES, len(STRATEGIES)))
@@ -146,7 +146,7 @@ def injections(count: int, seed: int) -> list[Injection]:
 
 
 def inject(injection: Injection) -> Outcome:
-    """Run the command with the fault, and see what comes of it."""
+    """Run the command with the fault, and judge how it ends."""
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
         directory = Path(name)
         for part in ("tmp", "report"):
@@ -179,7 +179,7 @@ def inject(injection: Injection) -> Outcome:
 def judge(
     injection: Injection, status: int | None, said: str, seconds: float | None, left: Sequence[str]
 ) -> Iterator[str]:
-    """What is not as it should be."""
+    """What should have been different, each in a line."""
     if seconds is None:
         yield "the fault did not happen"
         return

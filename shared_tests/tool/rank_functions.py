@@ -24,7 +24,7 @@ def rank_sum(device: torch.device, value: float = 1.0) -> tuple[int, int, float]
 
 
 def step(device: torch.device, fault: Fault | None = None) -> int:
-    """Two collectives in two phases, as a training step has them. The fault is in place since it was unpickled."""
+    """Two collectives in two phases, as a training step has them. The fault was planted when it was unpickled."""
     for phase in ("forward", "backward"):
         report_phase(phase)
         dist.all_reduce(torch.ones(100))
@@ -74,7 +74,7 @@ def double(device: torch.device, array: np.ndarray) -> np.ndarray:
 
 
 def count(device: torch.device, pause: float = 0) -> int:
-    """Reports thrice; the number of threads."""
+    """Report three times, and return the number of threads."""
     for i in range(3):
         report_progress((i, os.getpid()))
         time.sleep(pause)
@@ -82,7 +82,7 @@ def count(device: torch.device, pause: float = 0) -> int:
 
 
 def with_a_process(device: torch.device, fault: Fault | None = None) -> None:
-    """A rank that leaves a process of its own in a session of its own."""
+    """Leave a process behind that has a session of its own."""
     report_progress(subprocess.Popen(["sleep", "3600"], start_new_session=True).pid)
     dist.barrier()  # a rank that dies at once would end the other before that has told of its process
     report_phase("forward")

@@ -1,4 +1,4 @@
-"""`shardiff.abstract`: arrays' shapes with the shardings that a model's metadata or given specs say."""
+"""`shardiff.abstract`: shapes of arrays, with shardings from a model's metadata or from given specs."""
 
 from __future__ import annotations
 

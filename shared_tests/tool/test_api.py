@@ -1,4 +1,4 @@
-"""`import shardiff`: what it offers, that it imports nothing, and programs read from whatever one has of them."""
+"""`import shardiff`: its names, that it imports no framework, and programs read from every form in which they come."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ except AttributeError as error:
 
 
 def test_a_mesh_leaves_the_devices_of_a_process_in_which_jax_has_started():
-    """Here jax has started with 8; and in a process where it was only imported, and one where it found no GPU."""
+    """In this process, jax has started with 8; in the others, it was only imported, or has started and found no GPU."""
     before = jax.devices()
     mesh = shardiff.mesh("cpu:64", dp=8, tp=8)
     assert mesh.axis_names == ("dp", "tp") and mesh.devices.shape == (8, 8)

@@ -1,4 +1,4 @@
-"""No options give a traceback: an answer, or status 2 and one line that says what was wrong, before anything starts.
+"""Options never give a traceback: there is an answer, or status 2 and a line that says what is wrong, before any start.
 
 Commands run in this process through `shardiff.main`; what would measure is replaced by the fixture `nothing_starts`.
 """

@@ -84,7 +84,7 @@ def test_a_link_is_written_through_and_odd_places_are_refused(places):
 
 
 def shell(line, **more):
-    """What bash makes of a line in which $S is shardiff."""
+    """The result of a line of bash in which $S is shardiff."""
     variables = env(S=f"{sys.executable} -m shardiff", CASE=str(CASE), **more)
     return subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, env=variables, timeout=120, errors="replace"

@@ -1,4 +1,4 @@
-"""Budgets are read, kept or broken by the numbers; a baseline says what has become more, and nothing else."""
+"""Budgets are parsed, and kept or exceeded; a comparison with a baseline says what has increased, and nothing else."""
 
 from __future__ import annotations
 

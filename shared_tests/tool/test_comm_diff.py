@@ -1,4 +1,4 @@
-"""The alignment of records: what is matched first. What holds for any programs: test_diff_properties.py."""
+"""The alignment of records: what is matched first. test_diff_properties.py has what holds for all programs."""
 
 from __future__ import annotations
 

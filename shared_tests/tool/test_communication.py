@@ -1,4 +1,4 @@
-"""The vocabulary of communication: how often, how many bytes, and back from JSON unchanged."""
+"""The vocabulary of communication: executions, bytes, and records that come back from JSON unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shardiff compile`: a function of the user's file, compiled where nothing of ours stands in its way."""
+"""`shardiff compile`: a function of a user's file is compiled with its own modules, whatever ours are called."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def two(mesh, more):
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory) -> Path:
-    """A program beside which there are modules with names that the lesson has too."""
+    """A program beside modules that have the same names as modules of the lesson."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "train.py").write_text(PROGRAM)
     (folder / "contract.py").write_text("terms = 3\n")
@@ -82,7 +82,7 @@ def file(tmp_path_factory) -> Path:
 
 
 def test_a_function_is_compiled_for_every_target_with_its_own_modules(file, capfd):
-    """From the checkout, which has packages of the same names, as from anywhere."""
+    """The checkout, where the test runs, has packages of the same names."""
     assert cli.main(["compile", f"{file}:step", "--target", "cpu:8", "--target", "cpu:4", "--mesh", "dp=-1,tp=2"]) == 0
     out, err = capfd.readouterr()
     assert err == "" and out.startswith(f"3 7 9 ['{file}']\n")
@@ -149,7 +149,7 @@ def line_of(text: str) -> int:
 
 @pytest.fixture
 def here(file, monkeypatch):
-    """What a process of its own does, done in this one, which has loaded modules of these names."""
+    """Does in this process, which has loaded modules of these names, what a process of its own would do."""
     for name in ("contract", "record", "benchmarks", "benchmarks.speed"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path).resolve() != ROOT])

@@ -1,4 +1,4 @@
-"""The diff of two programs as an object: what it answers, prints and raises, and the programs that it compares."""
+"""The diff of two programs as an object: its answers, what it prints and raises, and the programs that it compares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only looks like a rewrite, which the diff must not explain, and rules that tell two causes apart."""
+"""Differences that only look like a rewrite must not be explained, and rules tell two causes apart."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ records = st.builds(
 
 
 def consistent(one: Record) -> Record:
-    """The parts of a record add up to it; wire bytes may be anything, as for a permute that stays where it is."""
+    """The parts of a record add up to it. Wire bytes are free, as for a permute from a rank to itself."""
     return replace(one, payload_bytes=sum(part.bytes for part in one.parts)) if one.parts else one
 
 
@@ -146,7 +146,7 @@ def test_any_subset_is_found_among_few():
 
 
 def test_thousands_of_records_are_aligned_in_seconds():
-    """Also where none of them has a counterpart: 3,000 a side took 10 s once."""
+    """This holds also where no record has a counterpart: 3,000 on each side once took 10 s."""
     from time import perf_counter
 
     program = [rec("all_reduce", 4 * i, phase) for i in range(1, 1500) for phase in ("forward", "backward")]

@@ -1,4 +1,4 @@
-"""Every rule of the diff by a small example that it explains. What only looks like one: test_diff_lookalikes.py."""
+"""Every rule of the diff explains a small example. test_diff_lookalikes.py has what only looks like an example."""
 
 from __future__ import annotations
 

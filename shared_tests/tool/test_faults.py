@@ -122,7 +122,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 def alone() -> list[str]:
-    """What runs a Python where possible without a network but loopback, on a host whose name does not resolve."""
+    """What runs Python, where possible with no network but loopback, on a host whose name does not resolve."""
     unshare = ["unshare", "--map-root-user", "--uts", "--net"]
     try:
         subprocess.run([*unshare, "true"], check=True, capture_output=True)

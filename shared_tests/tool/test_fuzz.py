@@ -1,4 +1,4 @@
-"""A slice of `make fuzz`, and that its campaign survives what its inputs do."""
+"""A slice of `make fuzz`; and the campaign survives what an input does to its process."""
 
 from __future__ import annotations
 

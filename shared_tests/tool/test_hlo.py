@@ -1,4 +1,4 @@
-"""What the HLO reader says of every case in hlo_cases/, and which devices a collective is among.
+"""What the HLO reader says of every case in hlo_cases/, and which devices a collective connects.
 
 hlo_cases/ holds texts with their answers. XLA's own parser (private, so only in tests) accepts every text of ours.
 """

@@ -150,7 +150,7 @@ def test_as_many_groups_as_can_be_listed_are():
 
 
 def test_groups_and_edges_of_thousands_of_devices_are_listed():
-    """What counts is how many ids there are, not how many devices for each of them."""
+    """The limit is on the number of ids, and not on the number of devices for each of them."""
     n = 8192
     ids = "{{" + ",".join(map(str, range(n))) + "}}"
     assert device_groups(ids, "flattened_id", 1, n) == ((tuple(range(n)),), n)

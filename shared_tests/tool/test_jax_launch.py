@@ -49,7 +49,7 @@ def on_all(own: Any) -> tuple[Any, Any]:
 
 
 def summed(mesh: Any, function: Any) -> Any:
-    """The function on every rank, summed over the ranks; called doubled."""
+    """A function called `doubled`: the given function on every rank, summed over the ranks."""
     import jax
     from jax.sharding import PartitionSpec as P
 
@@ -99,7 +99,7 @@ def children() -> list[psutil.Process]:
 
 
 def failure(pool: Workers, *how: Any) -> WorkerError:
-    """Of a call of fail_in, after which nothing of the pool runs."""
+    """The error of a call of fail_in, after which no process of the pool is running."""
     before, others = time.monotonic(), len(children()) - pool.world_size
     with pytest.raises(WorkerError) as caught:
         pool.call(fail_in, *how)

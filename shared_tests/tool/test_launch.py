@@ -1,4 +1,4 @@
-"""A pool of torch ranks gives results by rank, and whichever way a rank fails, that is said and nothing is left."""
+"""A pool of torch ranks returns results by rank; however a rank fails, the error says so and no process is left."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NUM_RANKS = 4
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Workers]:
-    """On the CPU, also where there are GPUs, whose number it knows."""
+    """A pool on the CPU, also where there are GPUs; it knows their number."""
     with workers(NUM_RANKS, "auto") as pool:
         forked(pool).device = "cpu"
         yield pool

@@ -1,4 +1,4 @@
-"""Scripts that start ranks: whatever they are and however they end, their ranks run what they say and end with them."""
+"""Scripts that start ranks: the ranks run the script's functions, and end with the script however it ends."""
 
 from __future__ import annotations
 

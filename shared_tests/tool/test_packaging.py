@@ -1,4 +1,4 @@
-"""What is installed: one package, which works without the frameworks, from any folder, beside any modules.
+"""The installed package is one, and works without the frameworks, from any folder and beside any modules.
 
 "Without the frameworks" is a meta-path finder that refuses them, as where they are not installed; "the installed
 package" is its folder alone, copied, so that no checkout lies beside it.
@@ -132,7 +132,7 @@ print(json.dumps(found))
 
 
 def test_the_lesson_runs_from_a_folder_with_modules_of_the_same_names(own_names):
-    """From there sys.path begins with that folder, as it does for any module that is run."""
+    """sys.path begins with that folder, as for any module that is run from it."""
     arguments = "check --width 8 --batch 6 --steps 1 --degree 2 --strategy data_parallel"
     # It is not measured by `make coverage` either, which needs a plugin of ours on PYTHONPATH.
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHONPATH", "COV"))}

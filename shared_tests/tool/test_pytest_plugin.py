@@ -41,7 +41,7 @@ def test_two(communication):
 
 @pytest.fixture
 def run(pytester, monkeypatch):
-    """pytest in this process, with this plugin as the entry point loads it, on tests of a program of so many floats."""
+    """Run pytest in this process, with the plugin loaded as usual, on tests of a program of so many floats."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("COLUMNS", "160")
 
@@ -53,7 +53,7 @@ def run(pytester, monkeypatch):
 
 
 def test_a_test_fails_where_the_program_communicates_something_else(run, pytester):
-    """Without a baseline; with one; and where the program is another."""
+    """First there is no baseline, then there is one, and then the program has changed."""
     kept = pytester.path / "test_step.communication.json"
     without = run(8)
     without.assert_outcomes(failed=3)

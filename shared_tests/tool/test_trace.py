@@ -135,7 +135,7 @@ def accumulation() -> None:
 
 
 def compiled() -> None:
-    """What torch.compile makes of a functional collective."""
+    """A functional collective in compiled code."""
 
     @torch.compile(backend="aot_eager", fullgraph=True)
     def double(x: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def test_what_a_library_sends_is_seen_with_its_phase(name: str, pool: Workers) -
 
 
 def trace_twice(device: torch.device) -> dict[str, Any]:
-    """What tracing leaves as it was, and what it sees in odd cases."""
+    """What tracing leaves unchanged, and what it records in unusual cases."""
     before = dist.Work.wait, dist.ProcessGroup._end_coalescing
     found: dict[str, Any] = {}
     w = torch.randn(8, 8, requires_grad=True)

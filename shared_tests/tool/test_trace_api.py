@@ -1,4 +1,4 @@
-"""`shardiff.trace`, `tracing` and `step`: what a program communicates, asked from Python."""
+"""`shardiff.trace`, `tracing` and `step`: what a program communicates, found out from Python."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def train(explicit: bool) -> Program:
 
 
 def on_rank(device: torch.device) -> dict[str, Any]:
-    """All that is asked on ranks, in one start of them."""
+    """Everything that the tests ask of ranks, in one call."""
     with tracing(merge=False) as alone:
         dist.all_reduce(torch.ones(4))
     with pytest.raises(ZeroDivisionError), tracing() as failed:

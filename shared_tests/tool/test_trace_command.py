@@ -1,4 +1,4 @@
-"""What `shardiff trace` makes of its arguments, of the environment, and of what the processes wrote. No script runs."""
+"""How `shardiff trace` treats its arguments, the environment, and what the processes wrote. No script runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardiff.tracing.traced import read
 
 
 def pretend(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of running a script: these calls, and status 0."""
+    """Instead of running a script, give these calls and status 0."""
 
     def run(launch: Launch, watch: Watch) -> tuple[int, None]:
         Path(launch.settings.directory, "1.jsonl").write_text(

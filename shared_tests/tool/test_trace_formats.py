@@ -38,7 +38,7 @@ CALLS += [Call(rank, "broadcast", payload_bytes=8, peer=0, phase="other", time=2
 
 @pytest.fixture(autouse=True)
 def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In place of running a script: CALLS, and status 0."""
+    """Instead of running a script, give CALLS and status 0."""
 
     def run(launch: Launch, watch: Watch) -> tuple[int, None]:
         Path(launch.settings.directory, "1.jsonl").write_text("".join(json.dumps(c.to_json()) + "\n" for c in CALLS))

@@ -1,4 +1,4 @@
-"""Whole programs of torch's libraries: what they set up, train and update is told apart, and what moves is named."""
+"""Whole programs of torch's libraries: set-up, training and update are told apart, and what is moved is named."""
 
 from __future__ import annotations
 

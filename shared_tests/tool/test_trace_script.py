@@ -72,12 +72,12 @@ def test_no_process_or_file_is_left(name: str, finished: Finished, tmp_path_fact
 
 
 def line(text: str) -> str:
-    """Where it stands in TRAINS."""
+    """The place of this text in TRAINS."""
     return f"train.py:{TRAINS[: TRAINS.index(text)].count(chr(10)) + 1}"
 
 
 def trains(document: dict[str, Any]) -> None:
-    """What TRAINS sends, as JSON has it."""
+    """Check the JSON of what TRAINS sends."""
     assert (document["program"], document["ranks"]) == ("train.py --steps 3", 2)
     assert document["disagreements"] == []
     records = [Record.from_json(fields) for fields in document["records"]]

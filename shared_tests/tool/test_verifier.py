@@ -33,7 +33,7 @@ def end(rank: int, failed: bool = False) -> Event:
 
 
 def judge(*events: Event, num_ranks: int = 2) -> tuple[Verifier, list[list[int]]]:
-    """A verifier after these events, at one a second, and who was released after each."""
+    """A verifier after these events, one per second, and which ranks were released after each."""
     verifier, released = Verifier(num_ranks), []
     for rank in range(num_ranks):
         verifier.begin(rank, rank)

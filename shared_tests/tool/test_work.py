@@ -1,4 +1,4 @@
-"""What programs do beside communicating, and that it is told where two of them take different times."""
+"""What programs do besides communicating, and reports of it where two of them take different times."""
 
 from __future__ import annotations
 

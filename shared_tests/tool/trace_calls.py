@@ -1,4 +1,4 @@
-"""Calls of ranks, made of a few arguments, for tests of the merge."""
+"""Makes calls of ranks from a few arguments, for tests of the merge."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ class Verdict:
 
     def caught(self, mutant: Mutant) -> bool:
         """Whether exactly the claims that the mutant names have failed, and with the words that it names."""
-        return self.claims == mutant.claims and mutant.words in "\n".join(self.lines)
+        return self.claims == mutant.claims and re.search(mutant.words, "\n".join(self.lines)) is not None
 
 
 def judge(mutant: Mutant, pool: Any, want: Any = None) -> Verdict:

@@ -1,4 +1,4 @@
-"""`make fuzz`: mutated HLO text and mutated JSON through everything that reads them. See `__main__`."""
+"""`make fuzz`: everything that reads HLO text or JSON is given mutated files. See `__main__`."""
 
 from __future__ import annotations
 

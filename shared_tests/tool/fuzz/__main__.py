@@ -1,4 +1,4 @@
-"""`make fuzz`: mutated HLO text and mutated JSON through everything that reads them.
+"""`make fuzz`: everything that reads HLO text or JSON is given mutated files.
 
 Each input must give an answer or be refused in one line, within SECONDS and MEMORY. HLO goes through `shardiff hlo` and
 then `shardiff diff A.json B.json`; JSON goes through `diff A B`, `report A B` and the reading of

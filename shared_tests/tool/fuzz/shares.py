@@ -31,7 +31,7 @@ class Tally:
     peak_bytes: int = 0
 
     def add(self, other: Tally) -> None:
-        """Take in another's."""
+        """Add another tally to this one."""
         for kind in KINDS:
             self.outcomes[kind] += other.outcomes[kind]
             self.slowest[kind] = max(self.slowest[kind], other.slowest[kind])
@@ -88,7 +88,7 @@ class Share:
         self.heard = time.monotonic()
 
     def lost(self, tally: Tally, why: str) -> None:
-        """Note what happened to the input that the process was at, and go on behind it."""
+        """Note what happened to the input that the process was working on, and continue after it."""
         self.process.kill()
         self.process.join()
         kind, number = self.jobs[self.place]

@@ -151,7 +151,7 @@ def splice(rng: random.Random, text: bytes) -> bytes:
 
 
 def rename(rng: random.Random, text: bytes) -> bytes:
-    """Give one name another's place: cycles of calls, missing callees, values used before they are there."""
+    """Replace one name by another: cycles of calls, missing callees, values used before they are defined."""
     found = list(re.finditer(rb"%[\w.\-]+", text))
     if not found:
         return insert(rng, text)

@@ -1,4 +1,4 @@
-"""What is done with one input, and what must not come of it."""
+"""What is done with one input, and what must never happen."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SECONDS = 5  # of a core, that one input may take
 
 
 class Flaw(Exception):
-    """What an input made the program do that it must not."""
+    """What the program must never do, and did for an input."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise Flaw when so much of a core's time is used up: not that of a clock, which other programs make go faster."""
+    """Raise Flaw after so many seconds of CPU time. Time on the wall would depend on what else is running."""
 
     def over(*_: object) -> None:
         raise Flaw(f"not done after {seconds:g} s")

@@ -28,7 +28,7 @@ JAX = (
         "return all_reduce(share, AXIS)",
         "return share",
         {RAISES},
-        words="out_specs",
+        words="out_specs|PyTreeDef",
     ),
     mutant(
         "a gather forgotten, in shard_map",
@@ -101,8 +101,8 @@ JAX = (
     mutant(
         "buffer shifted the wrong way",
         "jax_impl.annotated.pipeline_parallel",
-        "state[:-1], ((1, 0), ",
-        "state[1:], ((0, 1), ",
+        "((1, -1, 0), ",
+        "((-1, 1, 0), ",
         ALL,
     ),
     mutant(

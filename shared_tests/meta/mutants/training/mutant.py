@@ -23,7 +23,7 @@ ALL = BACKWARD | {LOSS}
 class Mutant:
     """name: what is wrong. edits: (old, new) in the source of `module`; each old occurs once. claims: those that fail.
 
-    words: part of the error's text, for a mutant that raises. The rest describes the run: one strategy over `degree`
+    words: a pattern in the error's text, for a mutant that raises. The rest describes the run: one strategy on `degree`
     ranks, or the strategies of `mesh`. of_both: the implementation, for a module that both JAX implementations share.
     """
 
