@@ -12,7 +12,7 @@ The reader fills in what the text hides: the reduction, which is a computation o
 combined all-reduce, whose one operand is their concatenation; which argument of the program a gather's operand is.
 
 Flags: "promoted" (the reduction runs in a wider type than the program's), "ragged" and "dynamic" (bytes are an upper
-bound), "uneven_groups" (group_size is the largest).
+bound), "uneven_groups" (group_size is the largest), "gathered_twice" (a combined all_gather has an operand twice).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from shardiff.hlo.flow import Flow
-from shardiff.hlo.instruction import Instruction, instruction
+from shardiff.hlo.instruction import Instruction, find, instruction, names
 from shardiff.hlo.text import Program, statements
 
 UPDATE = re.compile(r"(?:^|[/(])(?:optimizer|optax|adam|sgd|apply_updates|apply_gradients|update(?=$|[/)]))", re.I)
@@ -89,10 +89,11 @@ class Phases:
             if statement.opcode in ("parameter", "constant"):  # an argument's name, a value that several may share
                 continue
             site = instruction(text, statement)
-            own = named_phase(site.op_name)
+            op_name = self.op_name(site)
+            own = named_phase(op_name)
             sites.append((site.name, own, site.operands))
             read = latest([before.get(operand, "") for operand in site.operands])
-            if not own and read == "backward" and site.op_name and site.opcode not in MOVES_DATA:
+            if not own and read == "backward" and op_name and site.opcode not in MOVES_DATA:
                 own = "update"  # arithmetic on gradients that automatic differentiation did not write
             before[site.name] = own or read
         for name, own, operands in reversed(sites):
@@ -101,3 +102,17 @@ class Phases:
                     after[operand] = min(needed, after.get(operand, needed), key=ORDER.__getitem__)
         self.known[computation] = before, after
         return before, after
+
+    def op_name(self, site: Instruction) -> str:
+        """An instruction's op_name; that of a fusion that has lost its own is that of what it computes first."""
+        if site.op_name or site.opcode != "fusion":
+            return site.op_name
+        inner = [name for name in names(site.attributes.get("calls", "")) if name in self.program.computations]
+        if len(inner) != 1:
+            return ""
+        found = find(self.program, inner[0], self.program.index(inner[0]).root)
+        for _ in range(MAX_CALLERS):
+            if found is None or found.op_name or found.opcode not in MOVES_DATA or not found.operands:
+                break
+            found = find(self.program, inner[0], found.operands[0])
+        return found.op_name if found else ""

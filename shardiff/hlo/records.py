@@ -207,6 +207,8 @@ def flags_of(site: Instruction, opcode: str, arrays: list[Leaf], groups: Groups 
         yield "dynamic"
     if groups and len({len(group) for group in groups}) > 1:
         yield "uneven_groups"
+    if opcode == "all-gather" and len(set(site.operands)) < len(site.operands):
+        yield "gathered_twice"
 
 
 def channel(site: Instruction) -> str | None:

@@ -14,7 +14,6 @@ import importlib
 import importlib.machinery
 import importlib.util
 import json
-import multiprocessing.spawn
 import os
 import runpy
 import signal
@@ -33,9 +32,10 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 from shardiff.system.network import LOOPBACK
 from shardiff.system.processes import when_parent_ends
 from shardiff.tracing.calls import Call
+from shardiff.tracing.launches import follow
 from shardiff.tracing.link import Link, StoppedError
 from shardiff.tracing.sending import receive
-from shardiff.tracing.settings import ROOT, Settings, spawn_command
+from shardiff.tracing.settings import ROOT, Settings
 from shardiff.tracing.stacks import answer
 from shardiff.tracing.tracer import capture
 
@@ -114,19 +114,12 @@ def spawned(settings: str, code: str, before: Collection[str]) -> None:
 
 
 def prepare(given: Settings, before: Collection[str]) -> None:
-    """End with the process that started this one, have spawned ones come by here, find the store, and leave the
+    """End with the process that started this one, follow those that this one starts, find the store, and leave the
     program's names to it."""
     when_parent_ends(signal.SIGKILL)
     sys.path.remove(ROOT)
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
-    command_line, create_store = multiprocessing.spawn.get_command_line, rendezvous._create_c10d_store
-
-    def with_us(*args: Any, **kwargs: Any) -> list[str]:
-        command = list(command_line(*args, **kwargs))
-        if "-c" in command:  # it is not in a frozen executable
-            code = command.index("-c") + 1
-            command[code] = spawn_command(given, command[code])
-        return command
+    create_store = rendezvous._create_c10d_store
 
     def store_at(host: str, at: Any, *args: Any, **kwargs: Any) -> Store:
         """torch's, but where a script has chosen another port no one has made a store yet."""
@@ -139,7 +132,7 @@ def prepare(given: Settings, before: Collection[str]) -> None:
             if asked:
                 os.environ["TORCHELASTIC_USE_AGENT_STORE"] = asked
 
-    multiprocessing.spawn.get_command_line = with_us
+    follow(given)
     rendezvous._create_c10d_store = store_at
     if given.kind != "function":
         forget_shadowed(given.here, before)

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+STARTED = ".started"  # of a file with a line for each process that a traced one has started and that is not traced
 ROOT = str(Path(__file__).parents[2])
 # How a process of Python gets to `shardiff.tracing.process`: it imports nothing that the program's folder has, and no
 # warning of what it imports is shown or becomes an error.

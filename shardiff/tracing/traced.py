@@ -19,7 +19,7 @@ from shardiff.tracing.calls import Call, last_of
 from shardiff.tracing.link import serve
 from shardiff.tracing.merge import disagreements, program_of
 from shardiff.tracing.script import Launch, run
-from shardiff.tracing.settings import Settings
+from shardiff.tracing.settings import STARTED, Settings
 from shardiff.tracing.torchrun import exchange, shared, under_torchrun
 from shardiff.tracing.verifier import Verdict
 
@@ -87,6 +87,7 @@ def trace_program(
         watch = server or Silence(Path(directory), math.inf if verify else options.timeout or SILENCE)
         status, verdict = run(Launch(settings, None if joined else num_ranks, options.quiet), watch)
         ranks = server.verifier.ranks() if server else read(Path(directory))
+        unfollowed = untraced(Path(directory))
         raised = {int(path.stem): path.read_text() for path in Path(directory).glob("*.error")}
     if joined and not verify:
         exchanged = exchange(ranks, num_ranks)
@@ -99,7 +100,7 @@ def trace_program(
     found = [verdict.text] if verdict else disagreements(ranks)  # calls that had no time to be made are no disagreement
     suspicious = [] if verdict else silent.suspicions(ranks)
     errors = [*found, *silent.differences(ranks), *(suspicious if options.strict else [])]
-    notes = [*silent.unbatched(ranks), *(f"not traced: {name}" for name in silent.unseen(ranks))]
+    notes = [*unfollowed, *silent.unbatched(ranks), *(f"not traced: {name}" for name in silent.unseen(ranks))]
     warnings = [] if options.strict else suspicious
     return Traced(status, verdict, len(ranks), program_of(ranks, label), errors, warnings, notes, raised, ranks)
 
@@ -138,6 +139,13 @@ class Silence:
 
     def idle(self) -> bool:
         return True
+
+
+def untraced(directory: Path) -> list[str]:
+    """A line for each process that was started and not traced, and what would trace it."""
+    lines = [line for path in sorted(directory.glob(f"*{STARTED}")) for line in path.read_text("utf-8").splitlines()]
+    advice = "what it sent is not in here. To trace ranks, have shardiff start them: shardiff trace --nproc N SCRIPT"
+    return [f"{line}; {advice}" for line in dict.fromkeys(lines)]
 
 
 def read(directory: Path) -> list[list[Call]]:

@@ -15,7 +15,7 @@ from shardiff.tracing.libraries import arranges_buckets, fsdp_params, fsdp_unit,
 TORCH = str(Path(torch.__file__).parent)
 NOT_THE_USER = (TORCH, str(Path(__file__).parents[1]), "<frozen", "<eval_with_key>")
 DISPATCHING = ("_python_dispatch.py", "_ops.py", "_compile.py", "eval_frame.py")  # between a mode and its operator
-WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py", "threading.py")
+WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py", "threading.py", "subprocess.py")
 LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib")})
 
 

@@ -48,9 +48,9 @@ work = dist.all_reduce(torch.ones(4), async_op=True)
 raise RuntimeError("late")
 """
 SPAWNS = """
-import os
+import os, subprocess, sys
 import torch, torch.distributed as dist, torch.multiprocessing as mp
-def rank_main(rank):
+def rank_main(_, rank):
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{os.environ['OTHER_PORT']}", rank=rank, world_size=2)
     dist.all_reduce(torch.ones(4))
     dist.destroy_process_group()
@@ -58,10 +58,11 @@ if __name__ == "__main__":
     import socket
     with socket.create_server(("127.0.0.1", 0)) as server:
         os.environ["OTHER_PORT"] = str(server.getsockname()[1])
-    other = mp.get_context("spawn").Process(target=rank_main, args=(1,))
-    other.start()
-    rank_main(0)
-    other.join()
+    ways = enumerate(("spawn", "forkserver"))
+    started = [mp.start_processes(rank_main, (r,), nprocs=1, join=False, start_method=way) for r, way in ways]
+    assert all(each.join() or each.join() for each in started)
+    subprocess.run([sys.executable, "-c", "pass"])
+    subprocess.run(["true"])
 """
 HANGS = """
 import os, sys, threading, time
@@ -98,9 +99,10 @@ def rank_main(rank, port):
     if rank == 1:
         think()
     dist.all_reduce(torch.ones(4))
-with socket.create_server(("127.0.0.1", 0)) as server:
-    port = server.getsockname()[1]
-mp.start_processes(rank_main, (port,), nprocs=2, start_method="fork")
+if __name__ == "__main__":
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    mp.start_processes(rank_main, (port,), nprocs=2, start_method="fork")
 """
 
 DDP = """

@@ -112,6 +112,39 @@ def test_a_nameless_collective_has_the_phase_of_what_it_reads(read: str) -> None
     assert only(module(text)).phase == READ[read]
 
 
+@pytest.mark.parametrize(
+    ("name", "root", "phase"),
+    [("jit(step)/add", "%t", "update"), (TRANSPOSE, "%t", "backward"), ("", "%t", "backward"), (JVP, "%s", "forward")],
+)
+def test_a_fusion_that_has_lost_its_name_is_named_by_what_it_computes(name: str, root: str, phase: str) -> None:
+    """As a TPU's compiler fuses the update of a bias, which ZeRO then gathers: a tuple of moved data at its end."""
+    named = f', metadata={{op_name="{name}"}}' if name else ""
+    shape = "(f32[8], f32[8])" if root == "%t" else "f32[8]"
+    inner = f"""%fused (x: f32[8]) -> {shape} {{
+      %x = f32[8] parameter(0)
+      %s = f32[8] negate(%x){named}
+      %m = f32[8] copy(%s)
+      %t = (f32[8], f32[8]) tuple(%m, %x)
+    }}"""
+    inner = inner.replace(f"      {root} =", f"      ROOT {root} =")
+    if root == "%s":
+        inner = "\n".join(line for line in inner.splitlines() if "%m =" not in line and "%t =" not in line)
+    part = "%part = f32[8] get-tuple-element(%new), index=0" if root == "%t" else "%part = f32[8] copy(%new)"
+    text = f"""%g = f32[8] negate(%p), metadata={{op_name="{TRANSPOSE}"}}
+    %new = {shape} fusion(%g), kind=kLoop, calls=%fused
+    {part}
+    ROOT %all = f32[64] all-gather(%part), {ALL}, dimensions={{0}}"""
+    assert only(module(text, inner)).phase == phase
+
+
+def test_a_combined_gather_that_has_an_operand_twice_is_flagged() -> None:
+    both = "(f32[64], f32[64]) all-gather(%p, {0}), {1}, dimensions={{0}}"
+    twice = only(module(f"ROOT %r = {both.format('%p', ALL)}"))
+    assert twice.flags == ("gathered_twice",) and twice.payload_bytes == 512
+    other = only(module(f"%q = f32[8] negate(%p)\nROOT %r = {both.format('%q', ALL)}"))
+    assert other.flags == ()
+
+
 def test_what_reads_a_collective_tells_where_nothing_else_does_and_a_name_of_its_own_comes_first() -> None:
     gather = f"%r = f32[64] all-gather(%p), {ALL}, dimensions={{0}}"
     reader = '%y = f32[64] negate(%r), metadata={{op_name="{0}"}}'

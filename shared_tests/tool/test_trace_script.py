@@ -137,6 +137,10 @@ def test_processes_that_a_script_starts_are_traced(finished: Finished) -> None:
     assert [(f["op"], f["groups"], f["source"]) for f in document["records"]] == [
         ("all_reduce", [[0, 1]], "train.py:6")
     ]
+    assert document["notes"] == [
+        "train.py:15 has started Python by subprocess: -c pass; what it sent is not in here. To trace ranks, have "
+        "shardiff start them: shardiff trace --nproc N SCRIPT"
+    ]
 
 
 def test_a_call_that_does_not_fit_is_stopped_and_named_in_the_same_json(finished: Finished) -> None:
