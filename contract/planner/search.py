@@ -116,9 +116,10 @@ def candidates(
     chosen = USUAL | {str(AXES[strategy]): strategy for strategy in asked.strategies}
     found, refused = [], 0
     for used in sizes(machine.network.size, tuple(chosen)):
+        first: dict[
+            str, tuple[Stage, int, int]
+        ] = {}  # schedule -> of the fewest microbatches: stage, their number, bytes
         for microbatches, schedule in pipelines(used.get("pp", 1), asked):
-            made: Stage | None = None
-            needs = 0
             for order in orders(used, machine.network):
                 axes = tuple(Axis(name, used[name], chosen[name]) for name in order)
                 if only is not None and (axes, microbatches, schedule) not in only:
@@ -128,15 +129,19 @@ def candidates(
                     refused += 1
                     break
                 placed = placement(run, machine.network)
-                made = made or stage_of(run, 0, machine)
-                needs = needs or total(most_memory(run, placed.ranks))
-                found.append(Candidate(run, made, placed, needs))
+                if schedule not in first:
+                    first[schedule] = stage_of(run, 0, machine), microbatches, total(most_memory(run, placed.ranks))
+                stage, fewest, needs = first[schedule]
+                if microbatches != fewest:  # less than in proportion to its rows, as weights are read all the same
+                    stage = stage.scaled(fewest / microbatches)
+                    needs = needs if schedule == "gpipe" else total(most_memory(run, placed.ranks))
+                found.append(Candidate(run, stage, placed, needs))
     return found, refused
 
 
 def pipelines(stages: int, asked: Asked) -> Iterator[tuple[int, str]]:
     """Microbatches and schedules for a pipeline of so many stages."""
-    counts = asked.microbatches or tuple(stages * times for times in (1, 2, 4))
+    counts = sorted(asked.microbatches) or [stages * times for times in (1, 2, 4)]
     yield from product(counts, asked.schedules) if stages > 1 else [(1, "gpipe")]
 
 

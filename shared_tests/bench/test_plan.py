@@ -106,10 +106,19 @@ def test_what_xla_derives_is_priced_beside_the_closed_form(capsys):
     assert derived["seconds_without_overlap"] < ours["seconds_without_overlap"]  # and combines those of the gradients
 
 
+def loop() -> float:
+    """CPU seconds of a fixed amount of Python: 0.1 or less on an idle machine."""
+    began = time.process_time()
+    sum(i * i for i in range(1_000_000))
+    return time.process_time() - began
+
+
 def test_every_mesh_of_a_thousand_devices_is_ranked_in_two_seconds():
     machine, asked = devices.parse("h100:128x8"), Asked(Problem(65536, 16384, 64, "bfloat16"))
+    slowness = max(1.0, loop() / 0.1)  # others on the machine take caches and half of a core
     began = time.process_time()
     found = search.rank(machine, asked)
-    assert time.process_time() - began < 2
-    assert found.best and found.num_meshes > 400
-    assert max(len(one.run.axes) for one in found.best) >= 3
+    slowness = max(slowness, loop() / 0.1)
+    assert time.process_time() - began < 2 * slowness
+    assert found.best and found.num_meshes > 3000
+    assert max(len(one.run.axes) for one in found.best) == 4
