@@ -162,13 +162,13 @@ def rough(run: Run, one: Stage, placed: Placement, network: Network) -> float:
 
 def messages_of(size: float, placed: Placement, network: Network, table: Timetable) -> list[tuple[float, float]]:
     """For each link between stages: the seconds that a message takes on it, and its latency."""
-    burst, found = min(network.inside.burst, network.between.burst), []
-    for source, target in table.links:
-        here, there = placed.places[source], placed.places[target]
-        pair = Group(2, 1 + (here.host != there.host), max(1, round(here.many)))
+    burst, known = min(network.inside.burst, network.between.burst), {}
+    many, hosts = max(1, round(placed.places[0].many)), [place.host for place in placed.places]
+    for across in (False, True):
+        pair = Group(2, 1 + across, many)
         wire = max(0.0, network.wire("collective_permute", size, pair) - burst)
-        found.append((wire / network.bandwidth(pair), network.latency("collective_permute", pair)))
-    return found
+        known[across] = wire / network.bandwidth(pair), network.latency("collective_permute", pair)
+    return [known[hosts[source] != hosts[target]] for source, target in table.links]
 
 
 @dataclass(frozen=True)
