@@ -5,7 +5,8 @@ EXTRAS ?= compilers,dev
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRAS)
 
-.PHONY: install demo test coverage faults fuzz long realprograms gpu wheels plan lint format mutants mutation clean
+.PHONY: install demo test coverage faults fuzz long realprograms traces gpu wheels plan lint format mutants mutation \
+	clean
 
 install: $(STAMP)
 	@:
@@ -39,6 +40,9 @@ long: install
 realprograms: install
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[realprograms]"
 	@$(BIN)/python -m shared_tests.tool.realprograms
+
+traces: install
+	@$(BIN)/python -m shared_tests.tool.traced_often
 
 # With the python that is there, and no network: DEVICE=cpu rehearses it, WHEELS=DIR holds packages that are missing.
 DEVICE ?= cuda

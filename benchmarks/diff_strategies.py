@@ -123,10 +123,7 @@ def written(run: Run, timeout: float = 30) -> Program:
 def trace_all(runs: Sequence[Run], progress: Callable[[str], None], timeout: float = 30) -> dict[Run, list[Record]]:
     """What each explicit run communicates in one step, traced in real processes."""
     from shardiff.ranks.torch_pool import workers
-    from shardiff.ranks.torch_starter import no_new_cache
-
-    with no_new_cache():
-        from torch_impl.traced import trace_run
+    from torch_impl.traced import trace_run
 
     if not runs:
         return {}

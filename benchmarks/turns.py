@@ -27,6 +27,8 @@ from benchmarks.pools import workers
 from shardiff.ranks.notes import ITS_TURN
 from shardiff.ranks.rank import report_phase, this_rank
 
+BEFORE_FORK = ("torch._dynamo",)  # for ranks of torch that have an optimizer
+
 
 @dataclass
 class Ranks:

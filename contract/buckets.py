@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-BUCKET_BYTES = 9 << 20  # two layers of the default model: fewer calls than one per layer, and some to overlap
+BUCKET_BYTES = 4 << 20  # a w of the default model fills one: it is not copied, and one is sent while the next computes
 
 
 def bucketed(sizes: Sequence[int], kinds: Sequence[Hashable] = (), limit: int = BUCKET_BYTES) -> list[list[int]]:

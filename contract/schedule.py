@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 LETTERS = {"forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W"}
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zb_h1", "zb_v")
-CHUNKED = ("interleaved", "zb_v")  # whose stages hold several chunks
 
 
 class Action(NamedTuple):
@@ -135,12 +134,17 @@ def unfit(name: str, stages: int, microbatches: int, chunks: int = 2) -> str | N
     return None
 
 
+def num_chunks(name: str, chunks: int = 2) -> int:
+    """How many parts of the model a stage holds."""
+    return {"interleaved": chunks, "zb_v": 2}.get(name, 1)
+
+
 def parts_of(name: str, stages: int, chunks: int = 2) -> Parts:
     """Where the parts of the model live: dealt out in turn, or for zb_v down the stages and up again."""
     down = [(stage, 0) for stage in range(stages)]
     if name == "zb_v":
         return (*down, *((stage, 1) for stage in reversed(range(stages))))
-    return tuple((stage, chunk) for chunk in range(chunks if name == "interleaved" else 1) for stage in range(stages))
+    return tuple((stage, chunk) for chunk in range(num_chunks(name, chunks)) for stage in range(stages))
 
 
 def gpipe(stages: int, microbatches: int) -> Schedule:

@@ -38,15 +38,8 @@ from shardiff.mesh import MOST_RANKS, Mesh
 from shardiff.mesh import parse as parse_mesh
 
 IMPLEMENTATIONS = ("torch", "shard_map", "annotated")
-STRATEGIES = (
-    "data_parallel",
-    "tensor_parallel",
-    "megatron_tensor_parallel",
-    "pipeline_parallel",
-    "fully_sharded",
-    "zero1",
-    "zero2",
-)
+CORE = ("data_parallel", "tensor_parallel", "megatron_tensor_parallel", "pipeline_parallel")  # the lecture's
+STRATEGIES = (*CORE, "fully_sharded", "zero1", "zero2")
 AXES = {
     "single_device": None,
     "data_parallel": "dp",
@@ -129,12 +122,12 @@ class Run:
     optimizer: str = "adamw"
     steps: int = 3
     microbatches: int = 4
-    schedule: str = "gpipe"
-    chunks: int = 2
     overlap: bool = True
     reshard: bool | None = None
     spelling: str = "best"
     device: str = "auto"
+    schedule: str = "gpipe"
+    chunks: int = 2
 
     def __post_init__(self) -> None:
         if problem := impossible(self):

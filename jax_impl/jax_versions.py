@@ -6,9 +6,6 @@ from typing import Any
 
 import jax
 
-# Options with which XLA compiles for the CPU without its emitters of fused loops, which jax 0.11 always has.
-WITHOUT_FUSION_EMITTERS = {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
-
 
 def mock_hosts(count: int) -> None:
     """Have jax's CUDA client, before it starts, behave as the first of so many hosts of as many GPUs as are here.

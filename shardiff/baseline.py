@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,23 @@ from shardiff.system.inputs import read_json
 
 SCHEMA = 1
 HOW = "a baseline is a file that --update-baseline or pytest --update-communication has written"
+
+
+def check(path: Path | None, names: Iterable[str], update: bool) -> None:
+    """Raises ValueError, one line, unless the file has these programs, or can be written where it is to be updated."""
+    if path is None:
+        if update:
+            raise ValueError("--update-baseline needs --baseline FILE.json, the file to write")
+    elif update:
+        files.check_path("baseline", path, ".json")
+        if path.exists():
+            read(path)
+    elif not path.is_file():
+        raise ValueError(f"{path}: no such baseline; write it with --update-baseline")
+    else:
+        kept = read(path)
+        if missing := [name for name in names if name not in kept]:
+            raise ValueError(f"{path}: has nothing for {missing[0]}; write it with --update-baseline")
 
 
 def write(path: Path, programs: Mapping[str, Program]) -> None:

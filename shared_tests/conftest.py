@@ -17,20 +17,19 @@ import pytest
 from hypothesis import Phase, settings
 
 from contract import reference
-from contract.strategy import Run, RunResult
-from shardiff.ranks import jax_devices as devices
+from contract.strategy import AXES, Run, RunResult
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.torch_pool import workers
+from shardiff.ranks.verdict import WorkerError
 from shardiff.system.machine import num_gpus
+from shared_tests import quick
 from shared_tests.meta import leftovers
-from shared_tests.quick import quick_compilation, quickly
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, report_multiple_bugs=False)
 settings.register_profile("unshrunk", settings.get_profile("repeatable"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile("repeatable")
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # torch shares the GPU, where there is one
-devices.prepare(8, "auto")  # before anything uses jax
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background; what tests interrupt inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -45,29 +44,53 @@ def pool() -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="session")
-def execute(pool: Workers) -> Execute:
+def expected(request: pytest.FixtureRequest) -> dict[Run, list[Run]]:
+    """Run of a test's parameter `run` -> all torch runs that tests of its group take, on as many ranks."""
+    groups: dict[Any, dict[Run, None]] = {}
+    for item in request.session.items:
+        run = item.callspec.params.get("run") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else 0
+        if isinstance(run, Run) and run.implementation == "torch" and not item.get_closest_marker("gpu"):
+            groups.setdefault((group(item.nodeid), run.world_size), {})[run] = None
+    return {run: list(runs) for runs in groups.values() for run in runs}
+
+
+@pytest.fixture(scope="session")
+def execute(pool: Workers, expected: dict[Run, list[Run]]) -> Execute:
     """Runs any implementation. The same run is computed once, and its result must not be changed.
 
-    Runs that differ in the number of steps alone share one compiled step.
+    Runs that differ in the number of steps alone share one compiled step. Torch runs of a group are made in one call.
     """
     from jax_impl import train as jax_train
+    from shared_tests.on_ranks import train_all
     from torch_impl import train as torch_train
 
     results: dict[Run, RunResult] = {}
+    on_ranks: dict[Run, list[torch_train.RankResult]] = {}
     steps: dict[Any, Any] = {}
+
+    def in_torch(run: Run) -> RunResult:
+        if run not in on_ranks:
+            together = [run, *(other for other in expected.get(run, ()) if other not in on_ranks and other != run)]
+            try:
+                ranks = pool.call(train_all, together, world_size=run.world_size)
+            except WorkerError:
+                return torch_train.run(run, pool)  # one of them fails; if it is this one, it says so itself
+            on_ranks.update(zip(together, map(list, zip(*ranks, strict=True)), strict=True))
+        return torch_train.assemble(run, on_ranks[run])
+
     compile_step = jax_train.compile_step
 
     def compile_once(mesh: Any, run: Run, *rest: Any) -> Any:
         key = mesh, replace(run, steps=1)
         if key not in steps:
-            steps[key] = quickly(compile_step(mesh, run, *rest))
+            steps[key] = compile_step(mesh, run, *rest)
         return steps[key]
 
     def result(run: Run) -> RunResult:
         if run not in results:
-            with quick_compilation(), pytest.MonkeyPatch.context() as patch:
+            with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(jax_train, "compile_step", compile_once)
-                results[run] = torch_train.run(run, pool) if run.implementation == "torch" else jax_train.run(run)
+                results[run] = in_torch(run) if run.implementation == "torch" else jax_train.run(run)
         return results[run]
 
     return result
@@ -105,36 +128,43 @@ def execute_on_gpu() -> Iterator[Execute]:
         yield result
 
 
-# The groups that take longest, as measured: pytest-xdist begins with them, so that no worker ends with one alone.
+# The files that take longest, as measured: pytest-xdist begins with them, so that no worker ends with one alone.
 LONGEST = (
-    "test_equivalence-pipeline_parallel",
-    "test_mutants",
     "test_faults",
-    "test_fuzz",
-    "test_bad_options",
-    "test_bad_outputs",
-    "test_equivalence-data_parallel",
-    "test_trace_script",
-    "test_verify",
+    "test_composition",
     "test_diff",
-    "test_equivalence-tensor_parallel",
-    "test_equivalence-megatron_tensor_parallel",
+    "test_trace_script",
+    "test_equivalence",
+    "test_mutants",
     "test_targets",
     "test_launch",
-    "test_bench_collectives",
-    "test_bench_steps",
-    "test_bench_bubbles",
     "test_cli",
+    "test_trace",
+    "test_packaging",
+    "test_trace_api",
     "test_torchrun",
     "test_launch_scripts",
+    "test_collectives",
+    "test_compile",
+    "test_bench_collectives",
+    "test_bench_steps",
+    "test_interrupt",
     "test_jax_launch",
-    "test_trace",
+    "test_verify",
+    "test_sides",
+    "test_api",
+    "test_gpu_calls",
+    "test_report",
+    "test_staged",
+    "test_bench_bubbles",
 )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """The session fails if it leaves a process, a port, shared memory or a temporary file behind."""
     config.pluginmanager.register(leftovers)
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):  # not where workers run the tests
+        quick.prepare(8)  # before anything uses jax
     config.option.loadscopereorder = False  # pytest-xdist's, by number of tests, which says little here
 
 
@@ -145,7 +175,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="this machine has no NVIDIA GPU"))
     places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(group(item.nodeid), len(LONGEST)))
+    items.sort(key=lambda item: places.get(group(item.nodeid).partition("-")[0], len(LONGEST)))
 
 
 def group(nodeid: str) -> str:
@@ -153,7 +183,7 @@ def group(nodeid: str) -> str:
     name, _, case = nodeid.partition("::")
     if (stem := Path(name).stem) != "test_equivalence":
         return stem
-    strategy = re.search(r"single_device|(data|(megatron_)?tensor|pipeline)_parallel", case.partition("[")[2])
+    strategy = re.search("|".join(AXES), case.partition("[")[2])
     return f"{stem}-{strategy[0] if strategy else 'pipeline_parallel'}"
 
 

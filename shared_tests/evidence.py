@@ -22,6 +22,7 @@ def label(run: Run) -> str:
     sizes = run.problem
     parts = [run.implementation, run.strategy, str(run.mesh), sizes.dtype, run.optimizer]
     parts += [f"B{sizes.batch}", f"L{sizes.layers}"]
+    parts.append(f"steps{run.steps}")
     if run.strategy == "pipeline_parallel":
         parts.append(f"m{run.microbatches}")
     return "-".join(parts)

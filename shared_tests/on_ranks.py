@@ -12,14 +12,42 @@ import torch
 import torch.distributed as dist
 
 from contract.strategy import Run
+from shardiff.record import Record
+from shardiff.tracing.merge import merge
 from shared_tests.edited import Edit, put_in_place
 from shared_tests.looks import Look, looking
+
+BEFORE_FORK = ("torch_impl.train", "torch_impl.traced", "shardiff.tracing.tracer")
 
 
 def train_edited(device: torch.device, run: Run, module: str, edits: Sequence[Edit]) -> Any:
     """`torch_impl.train.train` with one module edited, permanently: a rank lives for one call."""
     put_in_place(module, edits)
     return importlib.import_module("torch_impl.train").train(device, run)
+
+
+def train_all(device: torch.device, runs: Sequence[Run]) -> list[Any]:
+    """`torch_impl.train.train` of several runs, one after the other."""
+    from torch_impl import train
+
+    return [train.train(device, run) for run in runs]
+
+
+def trace_all(device: torch.device, runs: Sequence[Run]) -> list[Any]:
+    """`torch_impl.traced.trace_rank` of several runs, one after the other."""
+    from torch_impl import traced
+
+    return [traced.trace_rank(device, run) for run in runs]
+
+
+def traced(runs: Sequence[Run], pool: Any) -> dict[Run, list[Record]]:
+    """`torch_impl.traced.trace_run` of every run: one call of the pool for all that have as many ranks."""
+    found = {}
+    for size in {run.world_size for run in runs}:
+        of_size = [run for run in runs if run.world_size == size]
+        ranks = pool.call(trace_all, of_size, world_size=size)
+        found.update({run: run.mesh.named(merge(calls)) for run, *calls in zip(of_size, *ranks, strict=True)})
+    return found
 
 
 def train_with_buckets(device: torch.device, run: Run, limit: int) -> Any:
@@ -50,7 +78,7 @@ def loss_alone(device: torch.device, run: Run) -> float:
 
 def passes(device: torch.device, runs: Sequence[Run], traced: bool = False) -> list[tuple[float, Any, int, Any]]:
     """Of each run's first step: the loss, this rank's gradients, the most bytes kept, and the calls, if traced."""
-    from benchmarks.steps.memory import kept_for_backward
+    from benchmarks.held import kept_for_backward
     from contract.layout import layout
     from shardiff.tracing.tracer import capture
     from torch_impl import train

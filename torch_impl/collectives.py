@@ -107,6 +107,12 @@ def all_to_all(x: Tensor, group: ProcessGroup) -> Tensor:
     return out
 
 
+def wait(work: dist.Work | None) -> None:
+    """Wait for a collective that was started with async_op=True."""
+    assert work is not None  # this rank is in the group
+    work.wait()
+
+
 def all_gather_flat(shards: Sequence[Tensor], group: ProcessGroup) -> tuple[Tensor, ...]:
     """Several tensors gathered along dim 0 in one call, through one flat buffer."""
     flat = all_gather(torch.cat([shard.detach().flatten() for shard in shards]), group).view(group.size(), -1)

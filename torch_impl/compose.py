@@ -21,7 +21,7 @@ from contract.problem import Batch, Layer
 from contract.strategy import Run
 from torch_impl import model
 from torch_impl.buckets import overlapped_all_reduce
-from torch_impl.collectives import all_reduce
+from torch_impl.collectives import all_reduce, wait
 from torch_impl.gather_again import gathered_again
 from torch_impl.mesh import Mesh
 from torch_impl.model import clear_grads, squared_error, take_grads
@@ -66,8 +66,10 @@ def own_gradients(grads: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
 
 def gather_updated(params: list[Layer], mesh: Mesh, run: Run) -> None:
     """After the update of what each rank owns: make the parameters whole again, in place."""
-    for layer in params:
-        chain(load(run), "whole", layer, mesh)
+    gathering = [strategy for strategy in load(run) if hasattr(strategy, "whole")]
+    works = [work for strategy in gathering for layer in params for work in strategy.whole(layer, mesh)]
+    for work in works:
+        wait(work)
 
 
 def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Tensor:

@@ -41,6 +41,7 @@ class PacedDevice(TorchDispatchMode):
         self.flops_per_second, self.bytes_per_second = flops_per_second, bytes_per_second
         self.clock, self.sleep = clock, sleep
         self.busy_until: float | None = None  # on the clock; None if the device has nothing to do
+        self.worked: list[tuple[float, float]] = []  # from when to when, for each product or update
         self.late = 0.0
 
     def synchronize(self) -> None:
@@ -60,10 +61,18 @@ class PacedDevice(TorchDispatchMode):
         began = self.clock()
         out = func(*args, **(kwargs or {}))
         if seconds := self.seconds(func, name, args):
-            done = max(began, self.busy_until or began) + seconds
+            start = max(began, self.busy_until or began)
+            done = start + seconds
+            self.worked.append((start, done))
             self.late += max(0.0, self.clock() - done)
             self.busy_until = max(done, self.clock())
         return out
+
+    def span(self) -> tuple[float, float]:
+        """From when to when the device works on what it was given since this was last asked, on the clock."""
+        first, last = self.worked[0][0], self.worked[-1][1]
+        self.worked.clear()
+        return first, last
 
     def seconds(self, func: Any, name: str, args: Any) -> float:
         """How long the device takes for an operation."""

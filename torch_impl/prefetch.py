@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup
 
 from contract.problem import Layer
 from shardiff.ranks.torch_versions import all_gather_single, reduce_scatter_single
+from torch_impl.collectives import wait
 
 
 class Pending(NamedTuple):
@@ -53,7 +54,7 @@ class Prefetch:
             self.start(following, self.params[following][:1], again)
         if not again and following < len(self.params):
             self.start(following, self.params[following], again)
-        _wait(now.work)
+        wait(now.work)
         return tuple(
             part.reshape(-1, *shard.shape[1:])
             for part, shard in zip(now.flat.split([s.numel() for s in now.shards], dim=1), now.shards, strict=True)
@@ -81,7 +82,7 @@ class Prefetch:
         """The sum that was started last is done; what follows is its sum over the replicas."""
         if self.scattering is not None:
             done, self.scattering = self.scattering, None
-            _wait(done.work)
+            wait(done.work)
             works = [dist.all_reduce(done.flat, group=group, async_op=True) for group in self.replicas[:1]]
             self.summing.append(done._replace(work=works[0] if works else None))
 
@@ -90,7 +91,7 @@ class Prefetch:
         self.scattered()
         for one in self.summing:
             if self.replicas:
-                _wait(one.work)
+                wait(one.work)
             for shard, grad in zip(one.shards, one.flat.split([s.numel() for s in one.shards]), strict=True):
                 shard.grad = grad.view_as(shard)
 
@@ -106,8 +107,3 @@ class _Used(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
         ctx.prefetch.give(ctx.i, grads)
         return (None,) * (2 + len(grads))
-
-
-def _wait(work: dist.Work | None) -> None:
-    assert work is not None  # this rank is in the group
-    work.wait()

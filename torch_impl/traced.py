@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+
 import torch
-import torch._dynamo
 import torch.distributed as dist
 
 from contract.layout import layout
@@ -15,10 +16,12 @@ from shardiff.ranks.torch_pool import run_on_ranks
 from shardiff.record import Record
 from shardiff.tracing.calls import Call
 from shardiff.tracing.merge import merge
-from shardiff.tracing.tracer import capture
 from torch_impl.compose import loss_and_grads, own_gradients, split_params
 from torch_impl.mesh import make_mesh
 from torch_impl.train import make_batch, make_leaves, make_own_optimizer, update
+
+TRACER = "shardiff.tracing.tracer"  # takes more than a second to import, and only ranks need it
+BEFORE_FORK = (TRACER,)
 
 
 def trace_run(run: Run, workers: Workers | None = None) -> list[Record]:
@@ -27,6 +30,7 @@ def trace_run(run: Run, workers: Workers | None = None) -> list[Record]:
     Raises MismatchError if the ranks disagree.
     """
     if workers is None:
+        importlib.import_module(TRACER)  # under torchrun, this process is a rank; later there is a process group
         ranks = run_on_ranks(trace_rank, run, world_size=run.world_size, device=run.device)
     else:
         ranks = workers.call(trace_rank, run, world_size=run.world_size)
@@ -46,7 +50,7 @@ def trace_rank(device: torch.device, run: Run) -> list[Call]:
         pair for part, layer in zip(parts, params, strict=True) for pair in zip(names_of(part), layer, strict=True)
     )
     optimizer, trained = make_own_optimizer(params, mesh, run)
-    with capture(named) as calls:
+    with importlib.import_module(TRACER).capture(named) as calls:
         _, grads = loss_and_grads(params, batch, mesh, run)
         update(optimizer, trained, own_gradients(grads, mesh, run))
     return calls

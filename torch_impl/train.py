@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from shardiff.ranks.torch_pool import run_on_ranks
 from torch_impl.compose import gather_updated, loss_and_grads, own, own_gradients, split_batch, split_params
 from torch_impl.mesh import Mesh, make_mesh
 
+BEFORE_FORK = ("torch._dynamo",)  # which torch.optim imports at first use, in more than a second
 STATE_KEYS = {"momentum": "momentum_buffer", "m": "exp_avg", "v": "exp_avg_sq"}  # our slots -> torch.optim's
 
 
@@ -129,15 +131,20 @@ def make_batch(mesh: Mesh, run: Run, step: int, device: torch.device) -> Batch:
 
 def make_optimizer(params: list[Layer], run: Run) -> torch.optim.Optimizer:
     """The optimizer of torch.optim, with the hyperparameters of `contract.optimizer`, over the shards of this rank."""
-    leaves = [p for layer in params for p in layer]
+    kind, settings = optimizer_kind(run)
+    return kind([p for layer in params for p in layer], **settings)
+
+
+def optimizer_kind(run: Run) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """The class of a run's optimizer, and its arguments besides the parameters."""
     if run.optimizer == "sgd":
         sgd = Sgd()
         # Not fused: torch 2.13's fused SGD is wrong on CPU in bfloat16 (momentum off by two thirds after two steps).
-        return torch.optim.SGD(leaves, lr=sgd.lr, momentum=sgd.momentum, foreach=True)
+        return torch.optim.SGD, {"lr": sgd.lr, "momentum": sgd.momentum, "foreach": True}
     adamw = AdamW()
-    return torch.optim.AdamW(
-        leaves, lr=adamw.lr, betas=(adamw.b1, adamw.b2), eps=adamw.eps, weight_decay=adamw.weight_decay, fused=True
-    )
+    betas = (adamw.b1, adamw.b2)
+    settings = {"lr": adamw.lr, "betas": betas, "eps": adamw.eps, "weight_decay": adamw.weight_decay, "fused": True}
+    return torch.optim.AdamW, settings
 
 
 def make_own_optimizer(params: list[Layer], mesh: Mesh, run: Run) -> tuple[torch.optim.Optimizer, list[Layer]]:

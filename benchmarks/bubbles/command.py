@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.options import DEVICE, DTYPE, JSON, LAYERS, OUTPUT, RESUME, WIDTH
+from benchmarks.options import CHUNKS, DEVICE, DTYPE, JSON, LAYERS, OUTPUT, RESUME, WIDTH
 from shardiff.cli.answers import TIMEOUT, refuse, repeatable
 
 if TYPE_CHECKING:
-    from benchmarks.bubbles.bubbles import Plan
+    from benchmarks.bubbles.plan import Plan
 
 
 def bubbles(
-    stages: Annotated[list[int] | None, repeatable("P", "Number of stages, one process each. Default: 2.")] = None,
-    microbatches: Annotated[
-        list[int] | None, repeatable("M", "Number of microbatches. Default: 1, 2, 4, 8 and 16.")
+    stages: Annotated[
+        list[int] | None, repeatable("P", "Number of stages, one process each. Default: 2 and 4.")
     ] = None,
+    microbatches: Annotated[list[int] | None, repeatable("M", "Number of microbatches. Default: 8.")] = None,
+    schedule: Annotated[
+        list[str] | None,
+        repeatable("NAME", "naive, gpipe, 1f1b, interleaved, zb_h1 or zb_v. Default: all that are possible."),
+    ] = None,
+    chunks: Annotated[int, CHUNKS] = 2,
     implementation: Annotated[
         list[str] | None, repeatable("NAME", "torch, shard_map or annotated. Default: all three.")
     ] = None,
@@ -27,6 +32,15 @@ def bubbles(
     width: Annotated[int, WIDTH] = 2048,
     layers: Annotated[int, LAYERS] = 16,
     dtype: Annotated[str, DTYPE] = "float32",
+    paced: Annotated[
+        bool,
+        typer.Option(
+            "--paced", help="Run torch on devices with a clock of their own, as is done for more stages than cores."
+        ),
+    ] = False,
+    paced_seconds: Annotated[
+        float, typer.Option(metavar="S", help="What a forward pass of a microbatch takes on a paced stage.")
+    ] = 0.4,
     device: Annotated[str, DEVICE] = "auto",
     timeout: Annotated[float, TIMEOUT] = 30.0,
     output: Annotated[Path | None, OUTPUT] = None,
@@ -39,22 +53,27 @@ def bubbles(
     resume: Annotated[bool, RESUME] = False,
     json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Measure the bubble of naive and GPipe pipelines from timelines, and compare it with the closed form."""
+    """Measure the bubble of a pipeline in every schedule, and the activations it keeps, beside the closed forms."""
     from benchmarks import bench, memory_limit
     from benchmarks.bubbles import bubbles as measuring
+    from benchmarks.bubbles import plan as planning
     from contract.problem import Problem
     from shardiff.system import environment, memory
     from shardiff.system.files import check_path
 
     try:
-        plan = measuring.plan(
-            stages or (2,),
-            microbatches or (1, 2, 4, 8, 16),
+        plan = planning.plan(
+            stages or (2, 4),
+            microbatches or (8,),
             implementation or measuring.IMPLEMENTATIONS,
             Problem(batch, width, layers, dtype),
             iterations=iterations,
             device=device,
             timeout=timeout,
+            schedules=schedule or (),
+            chunks=chunks,
+            paced=paced,
+            paced_seconds=paced_seconds,
         )
         check_path("output", output, ".json")
         check_path("picture", picture, ".png")

@@ -27,14 +27,15 @@ from jax_impl.mesh import make_mesh
 SHORTEST = 20_000  # nanoseconds; what is shorter would only blur the trace
 
 
-def measure(run: Run, iterations: int, warmup: int = 2) -> tuple[list[float], list[float], list[Event]]:
-    """On every rank: seconds of the whole and of the useful part, taken in turn; events of one profiled step."""
+def measure(run: Run, iterations: int, warmup: int = 2) -> tuple[list[float], list[float], list[Event], int]:
+    """On every rank: seconds of the whole and of the useful part, taken in turn; events of one profiled step; bytes
+    that XLA plans for what lives within a step."""
     jax.config.update("jax_default_matmul_precision", "highest")
     jax.config.update("jax_enable_x64", run.problem.dtype == "float64")
     longest = -(-run.problem.layers // run.world_size)
-    stage = replace(run, axes=one_axis(run.strategy, 1), problem=replace(run.problem, layers=longest))
-    whole, hlo = program(run, jax.devices()[: run.world_size])
-    useful, _ = program(stage, jax.local_devices(), of_input=True)
+    stage = replace(run, axes=one_axis(run.strategy, 1), problem=replace(run.problem, layers=longest), schedule="gpipe")
+    whole, hlo, temporaries = program(run, jax.devices()[: run.world_size])
+    useful, _, _ = program(stage, jax.local_devices(), of_input=True)
     ready = barrier(jax.devices()[: run.world_size])
     taken: dict[Callable[[], Any], list[float]] = {whole: [], useful: []}
     for iteration in range(warmup + iterations):
@@ -46,11 +47,14 @@ def measure(run: Run, iterations: int, warmup: int = 2) -> tuple[list[float], li
                 taken[act].append(time.perf_counter() - start)
     ready()
     _, _, ops = profile_jax.profile(whole, hlo, 1)[0]
-    return taken[whole], taken[useful], events(ops, jax.process_index())
+    return taken[whole], taken[useful], events(ops, jax.process_index()), temporaries
 
 
-def program(run: Run, devices: list[Any], of_input: bool = False) -> tuple[Callable[[], Any], str]:
-    """Forward and backward pass, compiled and waited for; its HLO. of_input: with the gradient of the input."""
+def program(run: Run, devices: list[Any], of_input: bool = False) -> tuple[Callable[[], Any], str, int]:
+    """Forward and backward pass, compiled and waited for; its HLO; bytes of its temporaries.
+
+    of_input: with the gradient of the input.
+    """
     mesh = make_mesh(run, devices)
     params, batch = train.make_params(mesh, run), train.make_batch(mesh, run, 0)
 
@@ -65,7 +69,9 @@ def program(run: Run, devices: list[Any], of_input: bool = False) -> tuple[Calla
     of_params = jax.tree.map(lambda p: p.sharding, params)
     of_grads = (of_params, batch.x.sharding) if of_input else of_params
     compiled = jax.jit(passes, out_shardings=(NamedSharding(mesh, P()), of_grads)).lower(params, batch).compile()
-    return lambda: jax.block_until_ready(compiled(params, batch)), compiled.as_text() or ""
+    plan = compiled.memory_analysis()
+    temporaries = plan.temp_size_in_bytes if plan else 0
+    return lambda: jax.block_until_ready(compiled(params, batch)), compiled.as_text() or "", temporaries
 
 
 def events(ops: list[profile_jax.Operation], rank: int) -> list[Event]:

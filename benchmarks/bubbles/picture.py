@@ -7,10 +7,12 @@ from typing import Any
 
 from benchmarks.bubbles import timeline
 from benchmarks.documents.bubbles import Bubbles, Row, Timeline
+from benchmarks.words import counted
 from shardiff.system.files import save
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
-COLOURS = {"forward": "#56B4E9", "backward": "#E69F00"}
+COLOURS = {"forward": "#56B4E9", "backward": "#E69F00", "backward_input": "#F0E442", "backward_weight": "#CC79A7"}
+PASSES = {"backward_input": "gradient of the input", "backward_weight": "gradients of the weights"}
 BUBBLE = "#d0d0d0"
 MARKS = {"torch": ("o", "#0072B2"), "shard_map": ("s", "#D55E00"), "annotated": ("^", "#009E73")}
 
@@ -39,7 +41,12 @@ def picture(result: Bubbles, path: Path) -> None:
         ha="left",
         fontsize=11,
     )
-    legend = [Patch(facecolor=colour, label=f"{kind} pass of a microbatch") for kind, colour in COLOURS.items()]
+    seen = {event.kind for one in charts for event in one.events}
+    legend = [
+        Patch(facecolor=colour, label=PASSES.get(kind, f"{kind} pass of a microbatch"))
+        for kind, colour in COLOURS.items()
+        if kind in seen
+    ]
     legend.append(Patch(facecolor=BUBBLE, edgecolor="#808080", hatch="////", label="bubble: the stage is idle"))
     figure.legend(handles=legend, loc="outside lower center", ncols=3, frameon=False)
     save(figure, path)
@@ -65,15 +72,15 @@ def gantt(axes: Any, one: Timeline, row: Row, longest: float) -> None:
     axes.set_ylim(one.stages - 0.5, -0.5)
     axes.set_xlim(0, longest * 1.01)
     axes.tick_params(axis="x", labelsize=8)
-    m = one.microbatches
-    name = "naive, 1 microbatch" if m == 1 else f"GPipe, {m} microbatches"
-    idle = f"idle {100 * row.measured.median:.0f} % (median), theory {100 * row.theory:.0f} %"
+    name = f"{one.order}, {counted(one.microbatches, 'microbatch', 'microbatches')}{', paced' if row.paced else ''}"
+    idle = f"idle {100 * row.measured.median:.1f} % (median), theory {100 * row.theory:.1f} %"
     axes.set_title(f"{name}: {idle}", loc="left", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def curves(axes: Any, rows: list[Row]) -> None:
-    """Measured bubbles over m, one mark for each implementation, and the closed form as a line."""
+    """Measured bubbles of GPipe's order over m, one mark for each implementation, and the closed form as a line."""
+    rows = [row for row in rows if row.order in ("gpipe", "naive" if row.microbatches == 1 else "gpipe")]
     microbatches = sorted({row.microbatches for row in rows})
     for stages in sorted({row.stages for row in rows}):
         theory = [(stages - 1) / (m + stages - 1) for m in microbatches]

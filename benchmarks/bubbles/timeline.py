@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.documents.bubbles import BUSY, Event
 from contract.schedule import Action, Schedule
+from contract.schedule_time import play
 
 
 def span(events: Sequence[Event]) -> tuple[int, int]:
@@ -26,28 +27,18 @@ def bubble(events: Sequence[Event]) -> float:
     return 1 - work / (len(ranks) * (end - start))
 
 
-def durations(events: Sequence[Event]) -> dict[tuple[int, Action], int]:
-    """(stage, action) -> nanoseconds."""
-    return {(e.rank, Action(e.kind, e.rank, 0, e.microbatch or 0)): e.end - e.start for e in events if e.kind in BUSY}
+def durations(events: Sequence[Event]) -> dict[Action, int]:
+    """Action -> nanoseconds."""
+    return {Action(e.kind, e.rank, e.chunk, e.microbatch or 0): e.end - e.start for e in events if e.kind in BUSY}
 
 
-def replay(schedule: Schedule, taken: Mapping[tuple[int, Action], int]) -> list[Event]:
+def replay(schedule: Schedule, taken: Mapping[Action, int]) -> list[Event]:
     """The schedule with actions as long as they were and communication for nothing: every action starts as soon as its
     stage is free and the neighbour that it needs is done. Its bubble is the schedule's own, weighted by durations."""
-    stages = len(schedule[0])
-    free = [0] * stages
-    done: dict[tuple[str, int, int], int] = {}
-    events = []
-    for row in schedule:
-        for stage, action in enumerate(row):
-            if action is None:
-                continue
-            before = stage - 1 if action.kind == "forward" else stage + 1
-            start = max(free[stage], done.get((action.kind, action.microbatch, before), 0))
-            free[stage] = end = start + taken[stage, action]
-            done[action.kind, action.microbatch, stage] = end
-            events.append(Event(stage, action.kind, action.microbatch, start, end))
-    return events
+    return [
+        Event(action.stage, action.kind, action.microbatch, start, end, chunk=action.chunk)
+        for action, (start, end) in sorted(play(schedule, taken).items(), key=lambda played: played[1])
+    ]
 
 
 def idle(events: Sequence[Event], rank: int) -> list[tuple[int, int]]:
@@ -70,7 +61,7 @@ def from_zero(events: Sequence[Event]) -> list[Event]:
 def label(event: Event) -> str:
     """F0, B3; another event's own name, or its kind."""
     if event.kind in BUSY and event.microbatch is not None:
-        return str(Action(event.kind, event.rank, 0, event.microbatch))
+        return str(Action(event.kind, event.rank, event.chunk, event.microbatch))
     return event.name or event.kind
 
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from benchmarks import terminal
 from benchmarks.documents import resume
-from benchmarks.documents.bubbles import Bubbles, Event
+from benchmarks.documents.bubbles import Bubbles, Event, Row
+from benchmarks.words import counted
+from shardiff.system.words import size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,20 +27,31 @@ def parts(result: Bubbles) -> Iterator[RenderableType]:
 def titled(result: Bubbles) -> dict[str, list[Event]]:
     """The timelines under the names that a trace shows."""
     return {
-        f"{one.implementation}, {one.stages} stages, {one.microbatches} microbatches": one.events
+        f"{one.implementation}, {one.order}, {one.stages} stages, {one.microbatches} microbatches": one.events
         for one in result.timelines
     }
 
 
 def table(result: Bubbles) -> Table:
     """One line for each run."""
-    numbers = ["p", "m", "(p-1)/(m+p-1)", "measured", "quartiles", "of theory", "weighted", "step ms"]
+    numbers = [
+        "p",
+        "m",
+        "closed form",
+        "measured",
+        "quartiles",
+        "of theory",
+        "weighted",
+        "kept",
+        "of theory",
+        "step ms",
+    ]
     made = terminal.table(["implementation", "schedule"], numbers, gap=2)
     for row in result.rows:
         measured = row.measured
         made.add_row(
             row.implementation,
-            row.schedule,
+            f"{row.order}, paced" if row.paced else row.order,
             str(row.stages),
             str(row.microbatches),
             f"{row.theory:.3f}",
@@ -46,9 +59,17 @@ def table(result: Bubbles) -> Table:
             f"{measured.q1:.3f} - {measured.q3:.3f}",
             f"{row.of_theory:.2f}",
             f"{row.weighted.median:.3f}" if row.weighted else "-",
+            *kept(row),
             f"{1e3 * row.step_seconds.median:.1f}",
         )
     return made
+
+
+def kept(row: Row) -> tuple[str, str]:
+    """The activations of the stage that keeps most, and their share of the closed form; XLA's temporaries for JAX."""
+    if row.kept and row.kept_theory:
+        return size(max(row.kept)), f"{max(row.kept) / max(row.kept_theory):.2f}"
+    return (size(row.temporaries), "-") if row.temporaries is not None else ("-", "-")
 
 
 def notes(result: Bubbles) -> Iterator[str]:
@@ -61,6 +82,17 @@ def notes(result: Bubbles) -> Iterator[str]:
         yield (
             "shard_map, annotated: the share of the step in which a stage does not do its own work, that is, bubble "
             "and communication"
+        )
+    if any(row.kept for row in result.rows):
+        yield (
+            "kept: the most bytes of activations at any time, on the stage that keeps most; for compiled programs what "
+            "XLA plans for all that lives within a step"
+        )
+    for paced in dict.fromkeys(row.paced for row in result.rows if row.paced):
+        late = sum(row.repeated for row in result.rows if row.paced == paced)
+        yield (
+            f"paced: each stage on a device of {paced / 1e9:.3g} GFLOP/s, with an eighth of batch and width; "
+            f"{counted(late, 'sample')} repeated because the CPU was late"
         )
     for fit in result.fits:
         yield (

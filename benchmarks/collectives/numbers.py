@@ -12,6 +12,7 @@ from benchmarks.documents.collectives import OPS
 from shardiff.record import wire_factor
 
 FLAT = 0.10  # busbw counts as flat if it changes by less
+ENOUGH = 5  # sizes: to fewer, two parameters fit so well that the misfit says nothing
 
 Row = dict[str, Any]
 
@@ -60,18 +61,18 @@ def rows(implementation: str, op: str, ranks: int, by_rank: Sequence[Sequence[Ma
                     "iterations": len(measured[0][mode]) * (1 if mode == "per_iteration" else measured[0]["calls"]),
                     **times,
                     **bandwidths(op, ranks, payload, times["median_s"]),
-                    "correct": all(one["correct"] for one in measured),
+                    "correct": all(one["correct"] and one["right"][mode] for one in measured),
                 }
             )
     return result
 
 
-def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float | None, float]:
-    """alpha in s, beta in bytes/s and the median relative misfit of t = alpha + S/beta.
+def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float | None, np.ndarray]:
+    """alpha in s, beta in bytes/s, and for each size |fit - t|/t, of t = alpha + S/beta.
 
-    The sum of |fit - t|/t is minimized, by least squares that are weighted anew until they settle: relative, or the
-    largest size alone would decide; absolute, so that a few disturbed sizes do not. alpha is 0 rather than negative,
-    beta None where time does not grow with size.
+    By least absolute relative error: the sum of |fit - t|/t is minimized, by least squares that are weighted anew until
+    they settle. Relative, or the largest size alone would decide; absolute, so that a few disturbed sizes do not. alpha
+    is 0 rather than negative, beta None where time does not grow with size.
     """
     s, t = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
     alpha, slope = 0.0, 0.0
@@ -85,11 +86,14 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float 
             alpha, slope = (0.0, best) if alpha < 0 else (best, 0.0)
         misfit = np.abs((alpha + slope * s) / t - 1)
         weights = 1 / np.sqrt(np.maximum(misfit, 1e-4))
-    return float(alpha), float(1 / slope) if slope > 0 else None, float(np.median(misfit))
+    return float(alpha), float(1 / slope) if slope > 0 else None, misfit
 
 
 def fits(measured: Sequence[Row]) -> list[dict[str, Any]]:
-    """alpha_s and beta of the medians, for each implementation, op, world size and mode with three sizes or more."""
+    """alpha_s and beta of the medians, for each implementation, op, world size and mode with three sizes or more.
+
+    The misfit, its median over the sizes and its largest, is null below ENOUGH sizes.
+    """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in measured:
         groups.setdefault((row["implementation"], row["op"], row["ranks"], row["mode"]), []).append(row)
@@ -108,7 +112,8 @@ def fits(measured: Sequence[Row]) -> list[dict[str, Any]]:
                 "alpha_s": alpha,
                 "beta_GBps": None if beta is None else beta / 1e9,
                 "bus_beta_GBps": None if bus is None else bus / 1e9,
-                "relative_error": misfit,
+                "relative_error": float(np.median(misfit)) if len(group) >= ENOUGH else None,
+                "largest_relative_error": float(misfit.max()) if len(group) >= ENOUGH else None,
             }
         )
     return result

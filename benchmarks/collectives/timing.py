@@ -29,6 +29,8 @@ ITEMSIZE = 4  # float32
 METHOD = (
     "One process per rank in both frameworks, the same transport and the same threads per rank; float32; S is the "
     "payload as nccl-tests counts it. Every size is checked for its values first, then warmed up with 3 calls.",
+    "Between two timings the result is checked again, and the input renewed: of every single call, and of the last "
+    "call of every batch. In a batch of torch's sums, which are made in place, the summands are zeros, lest they grow.",
     "per_iteration: synchronize the device, barrier, start the clock, one call, synchronize, stop the clock, barrier. "
     "An iteration takes as long as its slowest rank; min, median and p99 are over iterations, rank min, mean and max "
     "over the ranks' own medians.",
@@ -38,6 +40,8 @@ METHOD = (
     "algbw = S/t of the median; busbw = algbw x factor (nccl-tests, doc/PERFORMANCE.md): all_reduce 2(n-1)/n; "
     "all_gather, reduce_scatter, all_to_all, gather, scatter (n-1)/n; broadcast, reduce, permute 1; one rank 0. "
     "GB = 1e9 bytes. The factor is that of the op asked for, also where another one runs.",
+    "t = alpha + S/beta is fitted to the medians by least absolute relative error. off by: the median of |fit - t|/t "
+    "over the sizes, and the largest; with fewer than five sizes two parameters fit anyhow, and none is told.",
     "torch calls torch.distributed on buffers that exist; JAX calls a compiled shard_map, which makes its result anew. "
     "SPMD programs have no rooted collectives: runs_as is what the compiled program holds.",
 )
@@ -49,12 +53,15 @@ class Side:
 
     call: start it, with a result to wait for. wait: until that result is there. agree: the maximum of a number over the
     ranks, which is a barrier too. depth: calls that may be under way at once, so that their results fit in memory.
+    renew: prepare the buffers for so many calls. right: whether a result, the last of so many calls, has right values.
     """
 
     call: Callable[[], Any]
     wait: Callable[[Any], None]
     agree: Callable[[float], float]
     depth: int = 1 << 30
+    renew: Callable[[int], None] = lambda calls: None
+    right: Callable[[Any, int], bool] = lambda result, calls: True
 
 
 def measure(side: Side, iterations: int, budget: float, bare: bool = False) -> dict[str, Any]:
@@ -62,12 +69,15 @@ def measure(side: Side, iterations: int, budget: float, bare: bool = False) -> d
 
     iterations: at least so many calls in each mode, fewer where they would take more than `budget` seconds. bare: time
     batches of a loop that does nothing but call and wait, in turn with the amortized ones. "calls": those of a batch.
+    "right": whether the values that were checked between the timings of a mode were all right.
     """
     seconds = 1e-7
     for _ in range(WARM_UP):
         began = perf_counter()
         side.wait(side.call())
-        seconds = max(side.agree(perf_counter() - began), 1e-7)
+        ended = perf_counter()
+        side.renew(1)
+        seconds = max(side.agree(ended - began), 1e-7)
         if seconds * WARM_UP > budget:
             break
     affordable = max(BATCHES, int(budget / seconds))
@@ -75,36 +85,44 @@ def measure(side: Side, iterations: int, budget: float, bare: bool = False) -> d
     batches, long = (min(BARE_BATCHES, affordable), BARE_BATCH) if bare else (BATCHES, LONG_BATCH)
     calls = max(-(-count // batches), min(1000, affordable // batches, int(long / seconds)))
 
-    per_iteration = []
-    for _ in range(count):
-        began = perf_counter()
-        side.wait(side.call())
-        per_iteration.append(perf_counter() - began)
-        side.agree(0)
     modes = {"amortized": _back_to_back, **({"bare": _bare} if bare else {})}
-    seconds_of: dict[str, list[float]] = {mode: [] for mode in modes}
+    todo = [("per_iteration", _bare, 1)] * count
     for batch in range(batches):
-        for mode, loop in reversed(modes.items()) if batch % 2 else modes.items():
-            began = perf_counter()
-            loop(side, calls)
-            seconds_of[mode].append((perf_counter() - began) / calls)
-            side.agree(0)
-    return {"per_iteration": per_iteration, **seconds_of, "calls": calls}
+        turn = reversed(modes.items()) if batch % 2 else modes.items()
+        todo += [(mode, loop, calls) for mode, loop in turn]
+    seconds_of: dict[str, list[float]] = {"per_iteration": [], **{mode: [] for mode in modes}}
+    right = dict.fromkeys(seconds_of, True)
+    for (mode, loop, times), (_, _, after) in zip(todo, [*todo[1:], todo[-1]], strict=True):
+        began = perf_counter()
+        result = loop(side, times)
+        seconds_of[mode].append((perf_counter() - began) / times)
+        right[mode] = side.right(result, times) and right[mode]
+        del result
+        side.renew(after)
+        side.agree(0)
+    return {**seconds_of, "calls": calls, "right": right}
 
 
-def _back_to_back(side: Side, calls: int) -> None:
+def _back_to_back(side: Side, calls: int) -> Any:
+    """The last call's result."""
     pending: deque[Any] = deque()
-    for _ in range(calls):
+    for _ in range(calls - 1):
         pending.append(side.call())
         if len(pending) >= side.depth:
             side.wait(pending.popleft())
-    for result in pending:
+    last = side.call()
+    for result in (*pending, last):
         side.wait(result)
+    return last
 
 
-def _bare(side: Side, calls: int) -> None:
-    for _ in range(calls):
+def _bare(side: Side, calls: int) -> Any:
+    """The last call's result."""
+    for _ in range(calls - 1):
         side.wait(side.call())
+    last = side.call()
+    side.wait(last)
+    return last
 
 
 def whole(payload: int, ranks: int) -> int:

@@ -49,8 +49,9 @@ def table(rows: Sequence[Row], ranks: int) -> Table:
                 each, many = (by_key.get((name, op, payload, mode)) for mode in ("per_iteration", "amortized"))
                 if each and many:
                     cells += [duration(each.median_s), duration(each.p99_s)]
-                    cells += [f"{_rate(each, bandwidth):.3g}" if each.correct else "[red]WRONG[/]"]
-                    cells += [f"{_rate(many, bandwidth):.3g}"]
+                    cells += [
+                        f"{_rate(one, bandwidth):.3g}" if one.correct else "[red]WRONG[/]" for one in (each, many)
+                    ]
                 else:
                     cells += [""] * 4
             result.add_row(*cells)
@@ -62,7 +63,7 @@ def _rate(row: Row, bandwidth: str) -> float:
 
 
 def fit_table(fits: Sequence[Fit], ranks: int) -> Table:
-    """t = alpha + S/beta for one world size, by op and implementation. off by: the median relative misfit."""
+    """t = alpha + S/beta for one world size, by op and implementation. off by: the median misfit and the largest."""
     names = list(dict.fromkeys(one.implementation for one in fits))
     columns = [f"{name}\n{column}" for name in names for column in ("alpha", "beta", "off by")]
     result = terminal.table(["op"], columns, f"{counted(ranks, 'rank')}: t = alpha + S/beta for single calls")
@@ -75,9 +76,17 @@ def fit_table(fits: Sequence[Fit], ranks: int) -> Table:
                 cells += [""] * 3
                 continue
             beta = "-" if one.beta_GBps is None else f"{one.beta_GBps:.3g} GB/s"
-            cells += [duration(one.alpha_s), beta, f"{one.relative_error:.0%}"]
+            cells += [duration(one.alpha_s), beta, off_by(one)]
         result.add_row(*cells)
     return result
+
+
+def off_by(fit: Fit) -> str:
+    """The median misfit and the largest, of enough sizes."""
+    if fit.relative_error is None:
+        return "-"
+    largest = "" if fit.largest_relative_error is None else f", most {fit.largest_relative_error:.0%}"
+    return f"{fit.relative_error:.0%}{largest}"
 
 
 def lines(result: Collectives) -> list[str]:
@@ -93,12 +102,11 @@ def lines(result: Collectives) -> list[str]:
     held = f"{sum(one.holds for one in result.identities)} of {identities}"
     names = ", ".join(dict.fromkeys(one.identity for one in result.identities))
     told.append(f"Values: {len(rows) - len(wrong)} of {counted(len(rows), 'row')} correct; {held} hold: {names}.")
-    for row in wrong:
-        if row.mode == "per_iteration":
-            gloo = row.implementation == "jax" and settings.device == "cpu"
-            why = RACE if gloo and "reduce_scatter" in row.runs_as else ""
-            where = f"{row.implementation} {row.op} of {binary_size(row.bytes)} on {counted(row.ranks, 'rank')}"
-            told.append(f"WRONG: {where}{why}.")
+    for row in {_key(row): row for row in wrong}.values():
+        gloo = row.implementation == "jax" and settings.device == "cpu"
+        why = RACE if gloo and "reduce_scatter" in row.runs_as else ""
+        where = f"{row.implementation} {row.op} of {binary_size(row.bytes)} on {counted(row.ranks, 'rank')}"
+        told.append(f"WRONG: {where}{why}.")
     others = {(row.implementation, row.op, row.runs_as) for row in rows if row.runs_as != OPS[row.op]}
     for name in sorted({name for name, _, _ in others}):
         ran = ", ".join(f"{op} as {runs_as}" for one, op, runs_as in sorted(others) if one == name)

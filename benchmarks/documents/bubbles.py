@@ -18,12 +18,12 @@ from benchmarks.documents.fields import (
     Spread,
 )
 
-BUSY = ("forward", "backward")
+BUSY = ("forward", "backward", "backward_input", "backward_weight")
 
 
 class Event(NamedTuple):
-    """What a rank did from start to end, in nanoseconds. kind: "forward" or "backward" of a microbatch, "wait" (for
-    data to arrive or to be sent), "send" (handing data over), and for compiled programs "communication" and "compute".
+    """What a rank did from start to end, in nanoseconds. kind: of an action (BUSY), "wait" (for data to arrive or to be
+    sent), "send" (handing data over), and for compiled programs "communication" and "compute".
     """
 
     rank: Count
@@ -32,6 +32,7 @@ class Event(NamedTuple):
     start: Count
     end: Count
     name: str = ""
+    chunk: Count = 0
 
 
 class Pipeline(Part, frozen=True, kw_only=True):
@@ -41,22 +42,36 @@ class Pipeline(Part, frozen=True, kw_only=True):
     implementation: Implementation
     stages: Several
     microbatches: Several
+    schedule: Name | None = None  # older results do not say it of a timeline
 
     @property
-    def key(self) -> tuple[str, int, int]:
+    def order(self) -> str:
+        """The schedule; in older results, naive with one microbatch, else GPipe's."""
+        return self.schedule or ("naive" if self.microbatches == 1 else "gpipe")
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
         """What tells it from the others of a document."""
-        return self.implementation, self.stages, self.microbatches
+        return self.implementation, self.order, self.stages, self.microbatches
 
 
 class Row(Pipeline, frozen=True, kw_only=True):
-    """A pipeline's bubble."""
+    """A pipeline's bubble. kept: most bytes of activations at any time, on each stage; kept_theory: the closed form.
 
-    schedule: Name
+    temporaries: bytes that XLA plans for what lives within a step. paced: operations per second of the device whose
+    clock was used; null where the CPU's own time was. repeated: samples in which the CPU fell behind that device.
+    """
+
     theory: Number
     measured: Spread
     weighted: Spread | None
     of_theory: Number
     step_seconds: PositiveSpread
+    kept: list[Count] | None = None
+    kept_theory: list[Count] | None = None
+    temporaries: Count | None = None
+    paced: Number | None = None
+    repeated: Count = 0
 
 
 class Timeline(Pipeline, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ class Row(Part, frozen=True, kw_only=True):
 
 
 class Fit(Part, frozen=True, kw_only=True):
-    """t = alpha + S/beta; beta is null where time does not grow with size."""
+    """t = alpha + S/beta; beta is null where time does not grow with size, the misfit where there are few sizes."""
 
     implementation: Framework
     op: Op
@@ -51,7 +51,8 @@ class Fit(Part, frozen=True, kw_only=True):
     alpha_s: Amount
     beta_GBps: Positive | None
     bus_beta_GBps: Amount | None
-    relative_error: Amount
+    relative_error: Amount | None
+    largest_relative_error: Amount | None = None
 
 
 class Identity(Part, frozen=True, kw_only=True):

@@ -136,13 +136,14 @@ class Rates(Part, frozen=True, kw_only=True):
 
 
 class Settings(Sizes, frozen=True, kw_only=True):
-    """iterations of each contestant are split into so many rounds."""
+    """iterations of each contestant are split into so many rounds. reshard: null if each run has its default."""
 
     optimizer: Name
     microbatches: Several
     iterations: Several
     rounds: Several
     schedule: Name = "gpipe"
+    reshard: bool | None = None
 
 
 class Steps(Result, frozen=True, kw_only=True):

@@ -17,6 +17,8 @@ from shardiff.ranks.rank import report_phase, report_progress
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.verdict import WorkerError
 
+BEFORE_FORK = ("torch_impl.train", "torch._dynamo")  # of ranks on the CPU
+
 Keep = Callable[[dict[str, Any]], None]
 Add = Callable[[Run, RunResult | str, float], None]  # told of each run: its result or what went wrong, and seconds
 TIMEOUT = 60.0  # seconds of silence

@@ -149,7 +149,7 @@ def runs_of(mesh: str, asked: Asked, machine: Machine) -> list[Run]:
     stages = next((axis.size for axis in axes if axis.strategy == "pipeline_parallel"), 1)
     for microbatches, schedule in pipelines(stages, asked):
         try:
-            runs.append(Run("torch", axes, asked.problem, asked.optimizer, 1, microbatches, schedule))
+            runs.append(Run("torch", axes, asked.problem, asked.optimizer, 1, microbatches, schedule=schedule))
         except ValueError as error:
             flaw = error
     if not runs:

@@ -88,7 +88,7 @@ def from_rich(table: rich.table.Table, title: str = "") -> Table:
 
         text = RichText.from_markup(str(markup))
         style = next((str(span.style) for span in text.spans if span.style in (GOOD, FAIR, BAD)), "")
-        return Cell(text.plain, style)
+        return Cell(" ".join(text.plain.split("\n")), style)
 
     columns = [" ".join(cell(column.header).text.split()) for column in table.columns]
     rows = list(zip(*([cell(one) for one in column.cells] for column in table.columns), strict=True))

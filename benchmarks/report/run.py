@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.documents.results_io import SCHEMA, read_file, same_origin
 from contract.problem import Problem
-from contract.strategy import STRATEGIES, Run
+from contract.strategy import CORE, STRATEGIES, Run
 from shardiff.system import machine
 from shardiff.system.files import keeper
 
@@ -29,7 +29,8 @@ QUICK = {
     "check": "check --width 256",
     "collectives": "bench collectives --size 4KiB --size 64KiB --size 1MiB --iterations 3 --budget 0.05",
     "steps": "bench steps --ranks 2 --iterations 6 --rounds 2 --batch 64 --width 512 --speed-batch 256",
-    "bubbles": "bench bubbles --microbatches 1 --microbatches 4 --iterations 3 --batch 512 --width 512 --layers 4",
+    "bubbles": "bench bubbles --stages 2 --schedule gpipe --microbatches 1 --microbatches 4 --iterations 3 --batch 512 "
+    "--width 512 --layers 4",
 }
 FULL = {
     "check": "check",
@@ -58,7 +59,7 @@ def command(section: str, quick: bool, timeout: float | None = None) -> str:
     if section != "diff":
         return " ".join([(QUICK if quick else FULL)[section], *patience])
     layers = 4 if quick else 8  # a stage of a pipeline has at least one
-    parts = ["diff", *STRATEGIES, *patience, f"--layers {layers}"]
+    parts = ["diff", *(CORE if quick else STRATEGIES), *patience, f"--layers {layers}"]
     return " ".join([*parts, *(f"--target {target}" for target in targets(quick))])
 
 

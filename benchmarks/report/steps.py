@@ -9,7 +9,7 @@ from benchmarks.report import pictures
 from benchmarks.report.blocks import Block, Cell, Details, Items, Table, Text, from_rich
 from benchmarks.report.pictures import Draw
 from benchmarks.steps import picture, view, why
-from benchmarks.steps.numbers import CONTEXT, PEERS
+from benchmarks.steps.numbers import PEERS
 from benchmarks.words import counted
 from shardiff.system.words import size
 
@@ -17,14 +17,14 @@ from shardiff.system.words import size
 def summary(result: Steps) -> Iterator[str]:
     ranks = max((row.ranks for row in result.rows), default=0)
     ratios = [row for row in result.ratios if row.ranks == ranks]
-    peers = {name for by in PEERS.values() for names in by.values() for name in names} - set(CONTEXT)
+    over_peers = [r for r in ratios if r.of == "torch" and r.to in PEERS.get(r.strategy, ())]
     pairs = {
-        "torch over the library equivalent": [r for r in ratios if r.of == "torch" and r.to in peers],
+        "torch over the library equivalent": over_peers,
         "shard_map over annotated": [r for r in ratios if (r.of, r.to) == ("shard_map", "annotated")],
         "torch over annotated": [r for r in ratios if (r.of, r.to) == ("torch", "annotated")],
     }
     for name, rows in pairs.items():
-        each = (f"{r.strategy}{' / ' + r.to if r.to in peers else ''} {r.ratio.median:.2f}" for r in rows)
+        each = (f"{r.strategy}{' / ' + r.to if r in over_peers else ''} {r.ratio.median:.2f}" for r in rows)
         if rows:
             yield f"Step time on {counted(ranks, 'rank')}, {name}: {', '.join(each)}."
     memories = [row.memory for row in result.rows if row.memory.closed_form]

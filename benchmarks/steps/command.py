@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.options import BATCH, CHUNKS, DEVICE, DTYPE, JSON, LAYERS, MICROBATCHES, OUTPUT, RESUME, SCHEDULE, WIDTH
+from benchmarks.options import (
+    BATCH,
+    CHUNKS,
+    DEVICE,
+    DTYPE,
+    JSON,
+    LAYERS,
+    MICROBATCHES,
+    OUTPUT,
+    RESHARD,
+    RESUME,
+    SCHEDULE,
+    WIDTH,
+    reshard_of,
+)
 from shardiff.cli.answers import TIMEOUT, refuse, repeatable
 
 if TYPE_CHECKING:
@@ -17,7 +31,7 @@ if TYPE_CHECKING:
 def steps(
     ranks: Annotated[list[int] | None, repeatable("N", "Number of ranks, one process each. Default: 2 and 4.")] = None,
     strategy: Annotated[
-        list[str] | None, repeatable("NAME", "data_parallel, ... or single_device. Default: all five.")
+        list[str] | None, repeatable("NAME", "data_parallel, ... or single_device. Default: all but zero2.")
     ] = None,
     mesh: Annotated[
         list[str] | None,
@@ -37,6 +51,7 @@ def steps(
     microbatches: Annotated[int, MICROBATCHES] = 4,
     schedule: Annotated[str, SCHEDULE] = "gpipe",
     chunks: Annotated[int, CHUNKS] = 2,
+    reshard: Annotated[str | None, RESHARD] = None,
     dtype: Annotated[str, DTYPE] = "float32",
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="sgd or adamw.")] = "adamw",
     speed_batch: Annotated[
@@ -76,6 +91,7 @@ def steps(
             timeout=timeout,
             speed_batch=speed_batch,
             meshes=mesh or (),
+            reshard=reshard_of(reshard),
         )
         check_path("output", output, ".json")
         check_path("picture", picture, ".png")

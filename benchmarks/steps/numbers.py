@@ -15,23 +15,37 @@ from contract.problem import BYTES
 from contract.strategy import Run
 from shardiff.record import Record, totals
 
-CONTEXT = ("fsdp2",)  # peers that do something else than ours
 IN_JAX = ("shard_map", "annotated", "jit")
 IMPLEMENTATIONS = ("torch", "shard_map", "annotated", "peer")
-PEERS = {  # strategy -> peers of each framework; the first is the one to be compared with, the others are context
-    "single_device": {"torch": ("modules",), "jax": ("jit",)},
-    "data_parallel": {"torch": ("ddp", "fsdp2"), "jax": ()},
-    "tensor_parallel": {"torch": ("dtensor",), "jax": ()},
-    "megatron_tensor_parallel": {"torch": ("dtensor",), "jax": ()},
-    "pipeline_parallel": {"torch": ("pipelining",), "jax": ()},
+TP = ("tensor_parallel", "megatron_tensor_parallel")
+PEERS = {  # strategy -> its library equivalents in torch. Axes in torch's order: another order has no equivalent
+    "single_device": ("modules",),
+    "data_parallel": ("ddp",),
+    "pipeline_parallel": ("pipelining",),
+    "fully_sharded": ("fsdp2",),
+    "zero1": ("ddp_zero",),
+    "data_parallel x fully_sharded": ("fsdp2",),
+    **{tp: ("dtensor",) for tp in TP},
+    **{f"data_parallel x {tp}": ("dtensor_ddp",) for tp in TP},
+    **{f"fully_sharded x {tp}": ("dtensor_fsdp2",) for tp in TP},
+    **{f"data_parallel x fully_sharded x {tp}": ("dtensor_fsdp2",) for tp in TP},
+}
+CONTEXT = {  # strategy -> what does something else but is used in its place
+    "data_parallel": ("fsdp2",),
+    "zero2": ("fsdp2",),
 }
 
 
 def peers_of(run: Run, framework: str) -> tuple[str, ...]:
-    """The library equivalents of a run; of strategies that are composed, and of a naive pipeline, none."""
-    if run.schedule == "naive":
+    """The library equivalents of a run, and then what is there for context. A naive pipeline has none.
+
+    JAX has one for a single device alone: on several, what a user writes is annotations, which is a side of ours.
+    """
+    if framework == "jax":
+        return ("jit",) if run.strategy == "single_device" else ()
+    if run.schedule == "naive" and "pipeline_parallel" in run.strategies:
         return ()
-    return PEERS.get(run.strategy, {}).get(framework, ())
+    return (*PEERS.get(run.strategy, ()), *CONTEXT.get(run.strategy, ()))
 
 
 TOLERANCE = {
@@ -45,7 +59,8 @@ METHOD = {
     "compute_seconds": "torch: the same step, in turn with the real one, on a process group whose collectives return "
     "at once (torch's fake backend). JAX: step less exposed",
     "exposed_seconds": "transfer that nothing hides, waiting for other ranks, and in a pipeline the bubble. torch: "
-    "step less compute, of the same iteration. JAX: the share of profiled steps in which a collective runs on a rank "
+    "step less compute, of the same iteration; not measured (-) where that is negative, as the fake backend then does "
+    "more work than the real one (DTensor). JAX: the share of profiled steps in which a collective runs on a rank "
     "and nothing computes, mean over ranks, times the step",
     "memory": "measured: bytes of live arrays, each storage once; activations: what autograd keeps at most (by its "
     "hooks); temporaries: XLA's plan. closed_form: contract.memory",
@@ -70,7 +85,7 @@ def rows(run: Run, samples: Samples, finished: dict[str, list[dict[str, Any]]]) 
         told = finished.get(name)
         parts = split(flat, compute, told, run.world_size)
         shards = [m.to_json() for m in memory(mine)]
-        context = name in CONTEXT
+        context = name in CONTEXT.get(run.strategy, ())
         compiled = told and told[0].get("records")
         result.append(
             {
@@ -105,13 +120,15 @@ def largest(ranks: Sequence[dict[str, Any]]) -> dict[str, int | None]:
 def split(
     steps: list[float], compute: list[float], told: list[dict[str, Any]] | None, degree: int
 ) -> dict[str, Spread | float | None]:
-    """compute_seconds, exposed_seconds and exposed_share of a row; see METHOD."""
+    """compute_seconds, exposed_seconds and exposed_share of a row; see METHOD. None: not measured."""
     if degree == 1:
         zero = {"median": 0.0, "q1": 0.0, "q3": 0.0}
         return {"compute_seconds": spread(steps), "exposed_seconds": zero, "exposed_share": 0.0}
     if compute:
         exposed = spread([a - b for a, b in zip(steps, compute, strict=True)])
         share = exposed["median"] / statistics.median(steps)
+        if share < 0:  # without communication a step takes longer: it is not the same work
+            return {"compute_seconds": None, "exposed_seconds": None, "exposed_share": None}
         return {"compute_seconds": spread(compute), "exposed_seconds": exposed, "exposed_share": share}
     if told and "profiled" in told[0] and all(rank["profiled"] for rank in told):
         shares = [sum(rank["exposed"]) / sum(rank["profiled"]) for rank in told]

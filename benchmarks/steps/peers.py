@@ -1,20 +1,20 @@
-"""The library equivalents in torch: DistributedDataParallel, FSDP2, DTensor, torch.distributed.pipelining.
+"""The library equivalents in torch: DistributedDataParallel, DTensor, torch.distributed.pipelining.
 
 Each peer trains the same model on the same batches from the same weights, and ends with the same parameters; `shardiff
-bench steps` times it and checks that. FSDP2 is there for context: it does not do what our strategies do, but is used
-because it needs less memory.
+bench steps` times it and checks that. Those that shard parameters or optimizer state are in `peers_sharded`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -23,7 +23,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,34 +31,11 @@ from contract.layout import schedule_of
 from contract.problem import Batch, Layer, split_slices
 from contract.strategy import Run
 from torch_impl import train
-from torch_impl.compose import loss_and_grads
-from torch_impl.mesh import of_device_mesh
 from torch_impl.model import squared_error
 
 Step = Callable[[Batch], Tensor]  # a rank's batch -> the global loss, before the update that the step ends with
-
-
-class Contestant(NamedTuple):
-    """A training step with what it holds. leaves: the parameters, as this rank holds them; transposed: as [out, in]."""
-
-    step: Step
-    leaves: list[Tensor]
-    optimizer: torch.optim.Optimizer
-    transposed: bool
-
-    def final(self) -> list[Tensor]:
-        """This rank's parameters in the order w0, b0, w1, ..., each w as [in, out]; whole where FSDP2 shards them."""
-        return [p.T if self.transposed and p.ndim == 2 else p for p in map(_gathered, self.leaves)]
-
-
-def _gathered(p: Tensor) -> Tensor:
-    if not isinstance(p, DTensor):
-        return p.detach()
-    return (p.full_tensor() if p.device_mesh.mesh_dim_names == FSDP_MESH else p.to_local()).detach()
-
-
+Maker = Callable[[DeviceMesh, Run, torch.device], tuple[Step, nn.Module]]
 SILENT = "fake"  # torch's backend whose collectives return at once
-FSDP_MESH = ("dp",)  # of DTensors only FSDP2's lie on a dp mesh, and they are shards of what ours holds whole
 
 
 class MLP(nn.Module):
@@ -70,11 +47,11 @@ class MLP(nn.Module):
         for w, b in params:
             linear = nn.Linear(*w.shape, device="meta")
             linear.weight, linear.bias = nn.Parameter(w.T.contiguous()), nn.Parameter(b.clone())
-            self.layers.append(linear)
+            self.layers.append(nn.Sequential(linear, nn.GELU()))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = nn.functional.gelu(layer(x))
+            x = layer(x)
         return x
 
 
@@ -84,73 +61,72 @@ def full_model(run: Run, device: torch.device, layers: slice = slice(None)) -> M
     return MLP(tensors[layers]).to(device)
 
 
-def optimizer_of(model: nn.Module, run: Run) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, mesh: DeviceMesh, run: Run) -> torch.optim.Optimizer:
     """The optimizer of `torch_impl.train`, over a module's parameters."""
-    return train.make_optimizer([tuple(model.parameters())], run)  # type: ignore[list-item]
+    kind, settings = train.optimizer_kind(run)
+    return kind(model.parameters(), **settings)
 
 
-def explicit(mesh: DeviceMesh, run: Run, device: torch.device) -> Contestant:
-    """Ours."""
-    ours = of_device_mesh(mesh, run)
-    params = train.make_params(ours, run, device)
-    optimizer = train.make_optimizer(params, run)
+def data_axes(run: Run) -> list[str]:
+    """The axes of a run over which samples are split."""
+    return [name for name in run.mesh.names if name in ("dp", "fsdp")]
+
+
+def groups_of_loss(mesh: DeviceMesh, run: Run) -> list[ProcessGroup]:
+    """The groups over which the loss is a sum: all of them, but that of Megatron's layers, whose output is whole."""
+    return [mesh.get_group(axis.name) for axis in run.axes if axis.strategy != "megatron_tensor_parallel"]
+
+
+def step_of(model: nn.Module, mesh: DeviceMesh, run: Run) -> Step:
+    """Forward and backward pass. DDP and FSDP2 take the mean over ranks, so a rank's share of the loss is scaled up."""
+    groups, ranks = groups_of_loss(mesh, run), prod(mesh[name].size() for name in data_axes(run))
 
     def step(batch: Batch) -> Tensor:
-        loss, grads = loss_and_grads(params, batch, ours, run)
-        train.update(optimizer, params, grads)
+        share = squared_error(model(batch.x), batch)
+        (share * ranks if ranks > 1 else share).backward()
+        loss = share.detach()
+        for group in groups:
+            dist.all_reduce(loss, group=group)
         return loss
 
-    return Contestant(step, [p for layer in params for p in layer], optimizer, transposed=False)
-
-
-def peer(name: str, mesh: DeviceMesh, run: Run, device: torch.device) -> Contestant:
-    """Theirs. The loss is the global one too, by the same scalar all_reduce where it needs one."""
-    makers = {
-        "modules": modules,
-        "ddp": distributed_data_parallel,
-        "fsdp2": fsdp2,
-        "dtensor": dtensor,
-        "pipelining": pipelining,
-    }
-    step, model = makers[name](mesh, run, device)
-    optimizer = optimizer_of(model, run)
-
-    def update(batch: Batch) -> Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        loss = step(batch)
-        optimizer.step()
-        return loss
-
-    return Contestant(update, list(model.parameters()), optimizer, transposed=True)
+    return step
 
 
 def modules(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
     """torch's modules on one device."""
     model = full_model(run, device)
+    return step_of(model, mesh, run), model
 
-    def step(batch: Batch) -> Tensor:
-        loss = squared_error(model(batch.x), batch)
-        loss.backward()
-        return loss.detach()
 
-    return step, model
+def dtensor(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
+    """DTensor's parallelize_module, with the layouts of tensor_parallel or megatron_tensor_parallel."""
+    model = tensor_parallel_model(mesh, run, device)
+    return step_of(model, mesh, run), model
+
+
+def tensor_parallel_model(mesh: DeviceMesh, run: Run, device: torch.device) -> nn.Module:
+    """The model, cut by DTensor if the run has an axis `tp`. This is what DDP and FSDP2 wrap."""
+    model = full_model(run, device)
+    columns = "tensor_parallel" in run.strategies
+
+    def style(i: int) -> ParallelStyle:
+        if columns:
+            return ColwiseParallel(input_layouts=Shard(-1) if i else Replicate(), output_layouts=Shard(-1))
+        return RowwiseParallel() if i % 2 else ColwiseParallel()
+
+    if "tp" in run.mesh.names:
+        parallelize_module(model, mesh["tp"], {f"layers.{i}.0": style(i) for i in range(run.problem.layers)})
+    return model
 
 
 def distributed_data_parallel(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
-    """DDP (Li et al., 2006.15704). It takes the mean over ranks, so a rank's share of the loss is scaled up first."""
-    group = mesh.get_group()
-    model = DistributedDataParallel(full_model(run, device), process_group=group, gradient_as_bucket_view=True)
-    if dist.get_backend(group) == SILENT:  # whose results DDP would not take
+    """DDP (Li et al., 2006.15704)."""
+    [axis] = data_axes(run)
+    inside = tensor_parallel_model(mesh, run, device)
+    model = DistributedDataParallel(inside, device_mesh=mesh[axis], gradient_as_bucket_view=True)
+    if dist.get_backend(mesh.get_group(axis)) == SILENT:  # whose results DDP would not take
         model.register_comm_hook(None, as_it_is)
-
-    def step(batch: Batch) -> Tensor:
-        share = squared_error(model(batch.x), batch)
-        (share * run.world_size).backward()
-        loss = share.detach()
-        dist.all_reduce(loss, group=group)
-        return loss
-
-    return step, model
+    return step_of(model, mesh, run), model
 
 
 def as_it_is(state, bucket):  # DDP looks at annotations, and would not take them as the strings that they are here
@@ -158,46 +134,6 @@ def as_it_is(state, bucket):  # DDP looks at annotations, and would not take the
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
-
-
-def fsdp2(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
-    """FSDP2 (Zhao et al., 2304.11277; ZeRO-3, 1910.02054), every layer a unit. It takes the mean over ranks, as DDP."""
-    model, group = full_model(run, device), mesh.get_group()
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-
-    def step(batch: Batch) -> Tensor:
-        share = squared_error(model(batch.x), batch)
-        (share * run.world_size).backward()
-        loss = share.detach()
-        dist.all_reduce(loss, group=group)
-        return loss
-
-    return step, model
-
-
-def dtensor(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
-    """DTensor's parallelize_module, with the layouts of tensor_parallel or megatron_tensor_parallel."""
-    model, group = full_model(run, device), mesh.get_group()
-    split = run.strategy == "tensor_parallel"
-
-    def style(i: int) -> ParallelStyle:
-        if split:
-            return ColwiseParallel(input_layouts=Shard(-1) if i else Replicate(), output_layouts=Shard(-1))
-        return RowwiseParallel() if i % 2 else ColwiseParallel()
-
-    parallelize_module(model, mesh, {f"layers.{i}": style(i) for i in range(run.problem.layers)})
-
-    def step(batch: Batch) -> Tensor:
-        share = squared_error(model(batch.x), batch)
-        share.backward()
-        loss = share.detach()
-        if split:
-            dist.all_reduce(loss, group=group)
-        return loss
-
-    return step, model
 
 
 SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

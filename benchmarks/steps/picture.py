@@ -48,7 +48,7 @@ def _panel(axes: Any, ranks: int, rows: list[Row]) -> None:
             y += 1
         low, median, high = (1e3 * s for s in (row.step_seconds.q1, row.step_seconds.median, row.step_seconds.q3))
         share = row.exposed_share
-        exposed = median * min(1, max(0, share or 0))
+        exposed = median * min(1, share or 0)
         axes.barh(y, median - exposed, color=WHOLE if share is None else COMPUTE, height=0.72)
         axes.barh(y, exposed, left=median - exposed, color=EXPOSED, hatch="///", edgecolor="white", height=0.72)
         spread = [[median - low], [high - median]]

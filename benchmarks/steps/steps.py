@@ -34,7 +34,7 @@ from contract.problem import Problem
 from contract.strategy import STRATEGIES, Run, one_axis, parse_axes
 from shardiff.system import machine
 
-DEFAULT_STRATEGIES = ("single_device", *STRATEGIES)
+DEFAULT_STRATEGIES = ("single_device", *(name for name in STRATEGIES if name != "zero2"))  # whose peers are context
 PROFILED = 5  # steps of each JAX contestant under the profiler
 
 
@@ -77,11 +77,12 @@ def plan(
     timeout: float = 300,
     speed_batch: int = 2048,
     meshes: Sequence[str] = (),
+    reshard: bool | None = None,
 ) -> Plan:
     """Raises ValueError for what cannot be run. single_device runs on 1 rank, whatever `ranks` says.
 
     meshes: `dp=2,tp=2`, instead of ranks; the strategies are then those of their axes. schedule: of a pipeline; without
-    strategies, one other than GPipe's is of pipeline_parallel alone.
+    strategies, one other than GPipe's is of pipeline_parallel alone. reshard: of fully_sharded, and in the same way.
     """
     for name, value in (("iterations", iterations), ("rounds", rounds), ("speed-batch", speed_batch)):
         if value < 1:
@@ -99,12 +100,17 @@ def plan(
             raise ValueError("a mesh says the number of ranks: give --mesh or --ranks, not both")
         chosen, alone = [parse_axes(mesh, tuple(strategies)) for mesh in meshes], False
     else:
-        named = strategies or (DEFAULT_STRATEGIES if schedule == "gpipe" else ("pipeline_parallel",))
+        meant = [("pipeline_parallel", schedule != "gpipe"), ("fully_sharded", reshard is not None)]
+        named = strategies or [name for name, yes in meant if yes] or DEFAULT_STRATEGIES
         chosen = [one_axis(s, n) for n in ranks or (2, 4) for s in named if s != "single_device"]
         alone = "single_device" in named
     runs = [Run("torch", (), microbatches=1, **rest)] if alone else []
     order = {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
-    runs += [Run("torch", axes, **order, **rest) for axes in chosen]
+    for axes in chosen:
+        sharded = any(axis.strategy == "fully_sharded" for axis in axes)
+        runs.append(Run("torch", axes, **order, **rest, reshard=reshard if sharded else None))
+    if reshard is not None and all(run.reshard is None for run in runs):
+        raise ValueError("reshard is of fully_sharded, which is not among the strategies")
     gpus = machine.num_gpus() if device != "cpu" else 0
     most = max(run.world_size for run in runs)
     if device == "cuda" and gpus < most:
@@ -137,6 +143,7 @@ def begin(plan: Plan) -> dict[str, Any]:
         "optimizer": run.optimizer,
         "microbatches": max(r.microbatches for r in plan.runs),
         "schedule": plan.runs[-1].schedule,
+        "reshard": next((r.reshard for r in plan.runs if r.reshard is not None), None),
         "iterations": plan.iterations,
         "rounds": plan.rounds,
         "device": plan.device,

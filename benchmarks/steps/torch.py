@@ -18,9 +18,10 @@ import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from benchmarks.steps import peers
-from benchmarks.steps.memory import held, kept_for_backward
+from benchmarks.held import held, kept_for_backward
+from benchmarks.steps import contestants
 from benchmarks.steps.numbers import WARM_UP
+from benchmarks.steps.peers import SILENT
 from contract.problem import Batch
 from contract.strategy import Run
 from torch_impl import train
@@ -34,8 +35,8 @@ class State:
 
     device: torch.device
     batch: Batch = field(init=False)
-    real: dict[str, peers.Contestant] = field(default_factory=dict)
-    silent: dict[str, peers.Contestant] = field(default_factory=dict)
+    real: dict[str, contestants.Contestant] = field(default_factory=dict)
+    silent: dict[str, contestants.Contestant] = field(default_factory=dict)
     loss: dict[str, float] = field(default_factory=dict)
 
 
@@ -47,10 +48,10 @@ def prepare(state: State, run: Run, names: list[str]) -> list[str]:
     mesh, quiet = make_device_mesh(run, state.device), silent_device_mesh(run, state.device)
     state.batch = train.make_batch(of_device_mesh(mesh, run), run, 0, state.device)
     for name in names:
-        state.real[name] = _make(name, mesh, run, state.device)
+        state.real[name] = contestants.make(name, mesh, run, state.device)
         # torch.distributed.pipelining's stages tell each other their shapes first, which a silent group cannot do.
         if run.world_size > 1 and not name.startswith("pipelining"):
-            state.silent[name] = _make(name, quiet, run, state.device)
+            state.silent[name] = contestants.make(name, quiet, run, state.device)
     return list(state.silent)
 
 
@@ -59,17 +60,13 @@ def silent_device_mesh(run: Run, device: torch.device) -> DeviceMesh:
     groups = []
     for axis in run.mesh.names or ("one",):
         ranks = run.mesh.groups(axis) if run.axes else ((0,),)
-        group, _ = dist.new_subgroups_by_enumeration([list(each) for each in ranks], backend=peers.SILENT)
+        group, _ = dist.new_subgroups_by_enumeration([list(each) for each in ranks], backend=SILENT)
         groups.append(group)
     shape, names = run.mesh.shape or (1,), run.mesh.names or ("one",)
     if len(groups) == 1:
         return DeviceMesh.from_group(groups[0], device.type, mesh_dim_names=names)
     ranks = torch.arange(run.world_size).view(shape)
     return DeviceMesh.from_group(groups, device.type, mesh=ranks, mesh_dim_names=names)
-
-
-def _make(name: str, mesh: DeviceMesh, run: Run, device: torch.device) -> peers.Contestant:
-    return peers.explicit(mesh, run, device) if name == "torch" else peers.peer(name, mesh, run, device)
 
 
 def block(state: State, iterations: int, warmup: int) -> dict[str, dict[str, list[float]]]:
@@ -101,7 +98,7 @@ def finish(state: State) -> dict[str, dict[str, Any]]:
         results[name] = {"loss": state.loss[name], "difference": distance(final[name], first)}
     for name, contestant in state.real.items():
 
-        def step(contestant: peers.Contestant = contestant) -> Tensor:
+        def step(contestant: contestants.Contestant = contestant) -> Tensor:
             return contestant.step(state.batch)
 
         results[name] |= held(contestant.leaves, contestant.optimizer)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from benchmarks import terminal
 from benchmarks.documents import resume
 from benchmarks.documents.fields import Spread
-from benchmarks.documents.steps import Steps
+from benchmarks.documents.steps import OnMesh, Steps
 from benchmarks.steps import why
 from shardiff.system.words import size
 
@@ -37,13 +37,17 @@ def setting(result: Steps) -> str:
     s = result.settings
     rounds = f"{s.iterations} iterations in {s.rounds} rounds in which torch and JAX take turns"
     pipeline = f"pipeline in {s.microbatches} microbatches, {s.schedule}"
-    return f"{s}, {s.optimizer}; {pipeline}; {rounds}; medians of the slowest rank"
+    told = [f"{s}, {s.optimizer}", pipeline, rounds, "medians of the slowest rank"]
+    if s.reshard is not None:
+        told.insert(1, f"gathered layers are {'gathered again' if s.reshard else 'kept'} for the backward pass")
+    return "; ".join(told)
 
 
 def step_table(result: Steps) -> Table:
     """One line for each contestant."""
     numbers = ["step ms", "quartiles", "compute", "exposed", "held", "formula", "wire"]
     made = terminal.table(["strategy", "ranks", "implementation"], numbers)
+    made.columns[0].no_wrap = False  # the strategies of a mesh stand below each other in a narrow terminal
     made.columns[1].justify = "right"
     shown = None
     for row in result.rows:
@@ -51,7 +55,7 @@ def step_table(result: Steps) -> Table:
         formula = row.memory.closed_form.state if row.memory.closed_form else None
         step, where = row.step_seconds, row.key
         made.add_row(
-            *(row.key if where != shown else ("", "")),
+            *(cells(row) if where != shown else ("", "")),
             row.implementation,
             ms(step.median),
             f"{ms(step.q1)} - {ms(step.q3)}",
@@ -64,14 +68,19 @@ def step_table(result: Steps) -> Table:
     return made
 
 
+def cells(row: OnMesh) -> tuple[str, str]:
+    """The strategy and where it runs. Several strategies take a line each, beside their axes."""
+    return row.strategy.replace(" x ", " x\n"), row.place.replace(",", "\n")
+
+
 def ratio_table(result: Steps) -> Table:
     """One line for each pair of contestants."""
     made = terminal.table(["strategy", "ranks", "step time of", "over"], ["ratio", "quartiles", "by"])
+    made.columns[0].no_wrap = False  # the strategies of a mesh stand below each other in a narrow terminal
     made.columns[1].justify = "right"
     for row in result.ratios:
         ratio = row.ratio
-        cells = (*row.key, row.of, row.to)
-        made.add_row(*cells, f"{ratio.median:.2f}", f"{ratio.q1:.2f} - {ratio.q3:.2f}", row.by)
+        made.add_row(*cells(row), row.of, row.to, f"{ratio.median:.2f}", f"{ratio.q1:.2f} - {ratio.q3:.2f}", row.by)
     return made
 
 

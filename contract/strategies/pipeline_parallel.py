@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from contract.messages import levels, programs
 from contract.problem import Problem, split_slices
-from contract.schedule import CHUNKED, Action, Parts, Schedule, parts_of
+from contract.schedule import Action, Parts, Schedule, num_chunks, parts_of
 from contract.schedule_time import rows as ticks_of
 from contract.share import HELD, Asked, Kept, Part, Sent, Share
 
@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 def refusal(asked: Asked, n: int) -> str | None:
     """Every chunk of a stage needs a layer, or a pair of layers, and every microbatch needs a sample."""
-    layers, needed = asked.problem.layers // asked.unit, len(parts_of(asked.schedule, n, asked.chunks))
-    if layers < needed:
+    layers, each = asked.problem.layers // asked.unit, num_chunks(asked.schedule, asked.chunks)
+    if layers < (needed := n * each):
         of = "layers" if asked.unit == 1 else "pairs of layers"
-        what = f"{n} stages of {needed // n} chunks" if asked.schedule in CHUNKED else f"{n} stages"
+        what = f"{n} stages" if each == 1 else f"{n} stages of {each} chunks"
         return f"pipeline_parallel over {what} needs at least {needed} {of}, got {layers}"
     if asked.microbatches > asked.rows:
         m, of_rank = asked.microbatches, " on every rank" if asked.rows < asked.problem.batch else ""

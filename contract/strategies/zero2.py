@@ -39,8 +39,9 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
         for name, elements in share.messages(part):
             yield Sent("reduce_scatter", elements, "backward", f"gradient of {name}")
     for part in share.parts:
-        for name, elements in share.messages(part):
-            yield Sent("all_gather", elements, "update", name)
+        of_w, of_b = share.elements(part)
+        yield Sent("all_gather", of_w, "update", f"w{part.layer}")
+        yield Sent("all_gather", of_b, "update", f"b{part.layer}")
 
 
 def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:

@@ -38,8 +38,9 @@ def execute(
 
     def tick(state: Array, at_tick: tuple[Array, Batch]) -> tuple[Array, Array]:
         x, target = at_tick
-        # X[n_pp, b, D]: stage s gets what stage s - 1 computed. The permute of jnp.roll would close the ring.
-        state = jnp.pad(state[:-1], ((1, 0), (0, 0), (0, 0))).at[0].set(x)
+        # X[n_pp, b, D]: stage s gets what stage s - 1 computed. The permute of jnp.roll would close the ring, and of a
+        # slice and a concatenation XLA makes all_to_alls.
+        state = lax.pad(state, jnp.zeros((), state.dtype), ((1, -1, 0), (0, 0, 0), (0, 0, 0))).at[0].set(x)
         state = constrain(forward(state))
         return state, jax.vmap(loss, (0, None))(state, target)  # every stage's, L[n_pp]
 

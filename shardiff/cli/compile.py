@@ -17,7 +17,6 @@ from shardiff.compiling.hardware import parse
 from shardiff.compiling.meshes import parse_axes, sized
 from shardiff.program import Program
 from shardiff.record import SCHEMA, totals
-from shardiff.system.files import check_path
 
 
 @dataclass(frozen=True)
@@ -50,25 +49,9 @@ def plan(
     axes = parse_axes(mesh)
     for target in parsed:
         sized(axes, target)
-    check_baseline(baseline_file, update)
-    return Plan(
-        function, tuple(map(str, parsed)), axes, tuple(map(budget.parse_budget, fail_on)), baseline_file, update
-    )
-
-
-def check_baseline(path: Path | None, update: bool) -> None:
-    """Raises ValueError, one line, unless the baseline can be read, or written where it is updated."""
-    if path is None:
-        if update:
-            raise ValueError("--update-baseline needs --baseline FILE.json, the file to write")
-    elif update:
-        check_path("baseline", path, ".json")
-        if path.exists():
-            baseline.read(path)
-    elif not path.is_file():
-        raise ValueError(f"{path}: no such baseline; write it with --update-baseline")
-    else:
-        baseline.read(path)
+    names, budgets = tuple(map(str, parsed)), tuple(map(budget.parse_budget, fail_on))
+    baseline.check(baseline_file, names, update)
+    return Plan(function, names, axes, budgets, baseline_file, update)
 
 
 def show(plan: Plan, as_json: bool) -> int:
@@ -87,8 +70,6 @@ def show(plan: Plan, as_json: bool) -> int:
     if plan.baseline and not plan.update:
         before = baseline.read(plan.baseline)
         for target, program in found.items():
-            if target not in before:
-                raise ValueError(f"{plan.baseline}: has nothing for {target}; write it with --update-baseline")
             broken[target] += budget.compare(program, before[target])
     for target, program in found.items():
         if as_json:

@@ -28,6 +28,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# Options of trace and compile.
+Budgets = Annotated[list[str] | None, repeatable("BUDGET", "Exit with 1 where this is exceeded: 'all_gather > 1MB'.")]
+Baseline = Annotated[
+    Path | None, typer.Option(metavar="FILE.json", help="Exit with 1 where there is more than this file has.")
+]
+UpdateBaseline = Annotated[bool, typer.Option("--update-baseline", help="Write the baseline instead.")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,13 +135,9 @@ def compile(
         str | None,
         typer.Option(metavar="AXIS=N,...", help="The axes, outermost first: dp=4,tp=4. -1: what the others leave."),
     ] = None,
-    fail_on: Annotated[
-        list[str] | None, repeatable("BUDGET", "Exit with 1 where this is exceeded: 'all_gather > 1MB'.")
-    ] = None,
-    baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Exit with 1 where there is more than this file has.")
-    ] = None,
-    update_baseline: Annotated[bool, typer.Option("--update-baseline", help="Write the baseline instead.")] = False,
+    fail_on: Budgets = None,
+    baseline: Baseline = None,
+    update_baseline: UpdateBaseline = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line for each target.")] = False,
 ) -> None:
     """Compile a JAX function of yours for hardware that need not be here, and show what it communicates.
@@ -202,13 +204,9 @@ def trace(
         ),
     ] = "table",
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
-    fail_on: Annotated[
-        list[str] | None, repeatable("BUDGET", "Exit with 1 where this is exceeded: 'all_gather > 1MB'.")
-    ] = None,
-    baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Exit with 1 where there is more than this file has.")
-    ] = None,
-    update_baseline: Annotated[bool, typer.Option("--update-baseline", help="Write the baseline instead.")] = False,
+    fail_on: Budgets = None,
+    baseline: Baseline = None,
+    update_baseline: UpdateBaseline = False,
 ) -> None:
     """Run any torch program and show what its ranks send: every call, merged over ranks, by phase and source line.
 

@@ -12,12 +12,9 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from shardiff import budget
-from shardiff.cli.trace_view import FORMATS, document, present
+from shardiff import baseline, budget
+from shardiff.cli.trace_view import FORMATS, present
 from shardiff.program import Program
-from shardiff.record import Record
-from shardiff.system.files import unwritable, write
-from shardiff.system.inputs import read_json
 from shardiff.tracing.torchrun import under_torchrun
 from shardiff.tracing.traced import Options, trace_program
 
@@ -73,40 +70,26 @@ def refusal(asked: Request) -> str | None:
         return f"unknown format {asked.format!r}; known: {', '.join(FORMATS)}"
     if asked.steps is not None and asked.steps < 1:
         return f"steps must be at least 1, got {asked.steps}"
-    if asked.update_baseline and asked.baseline is None:
-        return "--update-baseline needs --baseline FILE, the file to write"
-    if asked.baseline and asked.update_baseline and (reason := unwritable(asked.baseline)):
-        return f"{asked.baseline}: cannot be written: {reason}"
-    if asked.baseline and not asked.update_baseline and not asked.baseline.is_file():
-        return f"{asked.baseline}: no such file; --update-baseline writes it"
     try:
         for text in asked.fail_on:
             budget.parse_budget(text)
-        if asked.baseline and not asked.update_baseline:
-            baseline_records(asked.baseline)
+        baseline.check(asked.baseline, [label(asked)], asked.update_baseline)
     except ValueError as error:
         return str(error)
     return None
 
 
-def baseline_records(path: Path) -> list[Record]:
-    """The records of a baseline. Raises ValueError, one line, for a file that holds none."""
-    content = read_json(path)
-    if not isinstance(content, dict) or not isinstance(content.get("records"), list):
-        raise ValueError(f"{path}: holds no records; --update-baseline writes it anew")
-    try:
-        return [Record.from_json(fields) for fields in content["records"]]
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+def label(asked: Request) -> str:
+    """What is run, as one would type it."""
+    return shlex.join([*(["-m"] if asked.module else []), asked.target, *asked.arguments])
 
 
 def show(asked: Request) -> int:
     """Run, print, and return the exit status: the program's; 1 if the ranks disagree or a budget is exceeded; 3 if they
     were stuck; 130 or 143 if interrupted. Under torchrun each process runs its rank, and rank 0 prints for all."""
-    label = shlex.join([*(["-m"] if asked.module else []), asked.target, *asked.arguments])
     kind = "module" if asked.module else "script"
     options = replace(asked.options, quiet=asked.format != "table")
-    traced = trace_program(kind, asked.target, asked.arguments, asked.nproc, options, label)
+    traced = trace_program(kind, asked.target, asked.arguments, asked.nproc, options, label(asked))
     if isinstance(traced, int):
         return traced
     over: list[str] = []
@@ -117,9 +100,9 @@ def show(asked: Request) -> int:
     except ValueError as error:
         over = [str(error)]
     if asked.baseline and asked.update_baseline and not traced.status:
-        write(asked.baseline, document(traced))
+        baseline.update(asked.baseline, {label(asked): traced.program})
     elif asked.baseline:
-        more = budget.compare(traced.program, baseline_records(asked.baseline))
+        more = budget.compare(traced.program, baseline.read(asked.baseline)[label(asked)])
     agree, notes = traced.errors, [*traced.notes, *jax_note(asked, traced.program)]
     traced = replace(traced, errors=[*traced.errors, *over, *more], notes=notes)
     checks = {"the ranks agree": agree, "budgets": over, "baseline": more}

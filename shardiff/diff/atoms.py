@@ -177,7 +177,8 @@ def same_work(a: Atom, b: Atom) -> bool:
         return False
     if a.op == b.op:
         return agree(a.reduction, b.reduction) and agree(a.record.root, b.record.root)
-    return a.op not in REDUCES or b.op not in REDUCES or agree(a.reduction, b.reduction)
+    kinds = [atom.reduction for atom in (a, b) if atom.op in REDUCES]
+    return agree(*kinds) if len(kinds) == 2 else all(agree(kind, "sum") for kind in kinds)  # zeros leave a sum alone
 
 
 def kind_of(dtype: str) -> str:

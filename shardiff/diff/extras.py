@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from shardiff.diff.alignment import Match
-from shardiff.diff.atoms import Atom, agree, by_compiler, kind_of, overlooked, rides_in_a_loop, same_ranks, same_work
+from shardiff.diff.atoms import (
+    UNIT,
+    Atom,
+    agree,
+    by_compiler,
+    kind_of,
+    overlooked,
+    rides_in_a_loop,
+    same_ranks,
+    same_work,
+)
 
 REMATERIALIZED = ("rematted_computation", "checkpoint", "remat")
 
@@ -20,7 +30,7 @@ def extras(found: Match) -> None:
         repeated(found, side, "gathered_again" if side else "kept", is_gather)
         repeated(found, side, "recomputed" if side else "kept", is_recomputed)
         one_by_one(found, side)
-    for explained in (weights, tokens, resharded):
+    for explained in (weights, tokens, resharded, global_values):
         for side in (1, 0):
             explained(found, side)
 
@@ -139,14 +149,22 @@ def repeated(found: Match, side: int, rule: str, fits: Callable[[Atom, Atom], bo
 
 
 def one_by_one(found: Match, side: int) -> None:
-    """Sums whose addends one side reduces each by itself and the other adds up first, if a compiler chose so."""
+    """Sums whose addends one side reduces each by itself and the other adds up first, if a compiler chose so.
+
+    In the backward pass only, where the gradient of what is used several times is such a sum. In a forward pass one sum
+    more on either side may as well be one that the other has forgotten.
+    """
     rule = "reduced_one_by_one" if side else "added_first"
     matched = by_amount(atom for atom in found.sides[side] if atom.matched)
     for extra in found.open(side):
-        if extra.op not in ("all_reduce", "reduce_scatter") or extra.moves in ("gradient", "parameter"):
+        if extra.op not in ("all_reduce", "reduce_scatter") or extra.record.phase != "backward":
+            continue
+        if extra.moves in ("gradient", "parameter"):
             continue
         for twin in matched.get((extra.op, extra.elements), ()):
-            same = alike(extra, twin) and agree(extra.shape, twin.shape) and extra.record.phase == twin.record.phase
+            same = extra is twin or (  # calls that a trace cannot tell apart are executions of one record
+                alike(extra, twin) and agree(extra.shape, twin.shape) and extra.record.phase == twin.record.phase
+            )
             partners = [a for a in partners_of(found, twin) if a.moves not in ("gradient", "parameter")]
             if same and partners and (by_compiler(extra.record) or any(by_compiler(a.record) for a in partners)):
                 explain(found, extra, twin, rule)
@@ -166,10 +184,13 @@ def row_of(found: Match, of: list[Atom], rule: str) -> None:
 
 
 def weights(found: Match, side: int) -> None:
-    """Weights that one side gathers, and whose gradients it scatters, where the other exchanges activations."""
-    gathers = [a for a in found.open(side, "all_gather") if a.moves == "parameter"]
+    """Weights that one side gathers, and whose gradients it scatters, where the other exchanges activations.
+
+    Where the other side gathers weights over these ranks too, it does not do one instead of the other.
+    """
+    gathers, others = ([a for a in found.open(s, "all_gather") if a.moves == "parameter"] for s in (side, 1 - side))
     for first in gathers:
-        if not first.left:
+        if not first.left or any(same_ranks(a, first) for a in others):
             continue
         mine = [a for a in gathers if a.left and same_ranks(a, first)]
         sizes = {a.elements for a in mine}
@@ -184,27 +205,35 @@ def weights(found: Match, side: int) -> None:
             for op in ("all_gather", "reduce_scatter", "all_reduce")
             for a in found.open(1 - side, op)
             if same_ranks(a, first) and a.moves not in ("parameter", "gradient")
+            if a.op == "all_gather"
+            or a.elements not in sizes
+            or a.record.phase == "forward"  # else a weight's gradient
         ]
         if theirs and (first.record.computation is not None or any(by_compiler(a.record) for a in theirs)):
             row_of(found, [*mine, *scattered, *theirs], "weight_gathered")
 
 
 def tokens(found: Match, side: int) -> None:
-    """Gathers and scattered sums of `side` where the other side has all_to_alls over the same ranks and no such."""
-    for phase in ("forward", "backward"):
-        exchanged = [a for a in found.open(1 - side, "all_to_all") if a.record.phase == phase]
-        for first in exchanged:
-            if not first.left:
-                continue
-            theirs = [a for a in exchanged if a.left and same_ranks(a, first)]
+    """Gathers and scattered sums of `side`, one for each all_to_all of the other over the same ranks in that phase.
+
+    What stands for an exchange moves all tokens where it moved some, so it is no smaller, and of the same kind.
+    """
+    for theirs in found.open(1 - side, "all_to_all"):
+        while theirs.left:
             mine = [
                 a
                 for op in ("all_gather", "reduce_scatter", "all_reduce")
                 for a in found.open(side, op)
-                if a.record.phase == phase and same_ranks(a, first) and by_compiler(a.record)
+                if a.record.phase == theirs.record.phase and same_ranks(a, theirs) and by_compiler(a.record)
+                if a.elements >= theirs.elements and kind_of(a.dtype) == kind_of(theirs.dtype)
+                if a.moves not in ("parameter", "gradient")
             ]
-            if mine:
-                row_of(found, [*mine, *theirs], "gather_and_scatter")
+            if not mine:
+                break
+            largest = max(mine, key=lambda a: a.elements)
+            times = min(largest.left, theirs.left)
+            rules = {"gather_and_scatter"} | (overlooked(largest, theirs) & {"dtype", "more_groups"})
+            found.link([(largest, times), (theirs, times)], rules, extra=True)
 
 
 def resharded(found: Match, side: int) -> None:
@@ -221,3 +250,13 @@ def resharded(found: Match, side: int) -> None:
     ]
     for atom in (*moves, *gathers):
         found.link([(atom, atom.left)], ["resharded"], extra=True)
+
+
+def global_values(found: Match, side: int) -> None:
+    """Sums of a single number in a compiled program, as the loss is, where a traced one sums none over these ranks."""
+    traced = all(atom.record.computation is None for atom in found.sides[1 - side])
+    theirs = [a for a in found.sides[1 - side] if a.op == "all_reduce" and a.elements == UNIT]
+    for atom in found.open(side, "all_reduce") if traced and found.sides[1 - side] else ():
+        number = atom.elements == UNIT and kind_of(atom.dtype) == "float" and agree(atom.reduction, "sum")
+        if number and atom.record.computation and not any(same_ranks(atom, other) for other in theirs):
+            found.link([(atom, atom.left)], ["global_value"], extra=True)

@@ -49,6 +49,8 @@ WHY = {
     "nobody uses",
     "reduced_every_tick": "what each tick of a pipeline adds to a sum is reduced over the ranks, instead of the whole "
     "sum once after the last tick",
+    "global_value": "a single number, such as the loss: in a program that is written for all devices at once it is "
+    "that of the whole batch, which is summed over the ranks; where each rank runs its own program, each has its own",
     "other_ranks": "the same collective among other ranks, which is another program unless one mesh maps to the other",
 }
 
@@ -62,8 +64,8 @@ def sentence(rule: str, left: Sequence[Record], right: Sequence[Record], labels:
     """What became of the records of a row under one rule, and why that is equal. labels: what the sides are called."""
 
     def types(records: Sequence[Record]) -> str:
-        found = [part.dtype for record in records for part in record.parts] or [record.dtype for record in records]
-        return "/".join(sorted(set(found)))
+        found = {kind for record in records for kind in [part.dtype for part in record.parts] or [record.dtype]}
+        return "/".join(sorted(found))
 
     def phases(records: Sequence[Record]) -> str:
         return "/".join(sorted({record.phase for record in records}, key=PHASES.index))

@@ -212,17 +212,64 @@ def dtype_name(dtype: str) -> str:
 
 
 def stack_frames(tables: dict[str, str]) -> dict[str, str]:
-    """Innermost `file:line` by stack_frame_id, from the tables before the first computation."""
+    """The user's line, as `file:line`, by stack_frame_id, from the tables before the first computation.
+
+    It is the innermost one outside of installed packages; where a package made the call, its line follows in brackets,
+    as in `train.py:12 (nn/linear.py:431)`. Where all are in packages, the innermost.
+    """
     file_names, locations, frames = (
         dict(ROW.findall(tables.get(table, ""))) for table in ("FileNames", "FileLocations", "StackFrames")
     )
     files = {i: unescaped(name) for i, name in file_names.items()}
-    places = {}
+    places: dict[str, tuple[str, str]] = {}
     for i, location in locations.items():
         place = fields(location)
-        places[i] = f"{files.get(place.get('file_name_id', ''), '?')}:{place.get('line', '?')}"
-    at = {i: fields(frame).get("file_location_id") for i, frame in frames.items()}
-    return {i: places[place] for i, place in at.items() if place in places}
+        places[i] = files.get(place.get("file_name_id", ""), "?"), place.get("line", "?")
+    at = {i: fields(frame) for i, frame in frames.items()}
+    if any(frame.get("parent_frame_id") == i for i, frame in at.items()):  # XLA prints one more, and 1 for none
+        at = {i: frame | {"parent_frame_id": before(frame)} for i, frame in at.items()}
+    own: dict[str, str] = {}  # in packages alone -> the frame of the user's that called it, found once
+    lines = {}
+    for i, frame in at.items():
+        place = places.get(frame.get("file_location_id", ""))
+        if place is None:
+            continue
+        lines[i] = ":".join(place)
+        if in_package(place[0]) and (caller := users_frame(i, at, places, own)):
+            user, name = places[at[caller]["file_location_id"]], place[0].replace("\\", "/").split("/")
+            lines[i] = f"{':'.join(user)} ({'/'.join(name[-2:])}:{place[1]})"
+    return lines
+
+
+def before(frame: dict[str, str]) -> str:
+    """The number one below that of a frame's parent."""
+    parent = frame.get("parent_frame_id", "")
+    return str(int(parent) - 1) if parent.isdecimal() else ""
+
+
+def users_frame(
+    frame: str, at: dict[str, dict[str, str]], places: dict[str, tuple[str, str]], known: dict[str, str]
+) -> str:
+    """The innermost frame outside of installed packages among the callers of one inside; "" where there is none."""
+    path: list[str] = []
+    found = ""
+    while frame in at and frame not in path:
+        if frame in known:
+            found = known[frame]
+            break
+        place = places.get(at[frame].get("file_location_id", ""))
+        if place and not in_package(place[0]):
+            found = frame
+            break
+        path.append(frame)
+        frame = at[frame].get("parent_frame_id", "")
+    known.update(dict.fromkeys(path, found))
+    return found
+
+
+def in_package(file: str) -> bool:
+    """Whether a file is one of an installed package."""
+    return "site-packages" in file or "dist-packages" in file
 
 
 def source_of(metadata: dict[str, str], frames: dict[str, str]) -> str | None:

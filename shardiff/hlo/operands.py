@@ -73,8 +73,9 @@ def only_moves(program: Program, site: Instruction) -> bool:
     return all(statement.opcode in SAME_DATA or statement.opcode == "parameter" for statement in inside)
 
 
-def concatenated(program: Program, computation: str, name: str) -> list[Leaf]:
-    """The arrays that a concatenate, or a fusion that ends in one, joined into an operand; [] where none did."""
+def concatenated(program: Program, computation: str, name: str) -> list[tuple[Leaf, str]]:
+    """The arrays that a concatenate, or a fusion that ends in one, joined into an operand, each with the op_name of
+    what made it; [] where none did."""
     for _ in range(MOST_STEPS):
         site = find(program, computation, name)
         if site is None:
@@ -91,7 +92,8 @@ def concatenated(program: Program, computation: str, name: str) -> list[Leaf]:
             found = [find(program, computation, operand) for operand in site.operands]
             shapes = [leaves(one.shape) if one else [] for one in found]
             flat = all(len(shape) == 1 and len(shape[0][1].dims) <= 1 for shape in shapes)
-            return [shape[0][1] for shape in shapes] if flat and len(shapes) > 1 else []
+            named = [(shape[0][1], one.op_name) for shape, one in zip(shapes, found, strict=True) if shape and one]
+            return named if flat and len(named) > 1 else []
         else:
             return []
     return []

@@ -132,7 +132,7 @@ def told(op_name: str) -> str | None:
 
 
 def parts_of(context: Context, computation: str, site: Instruction, op: str, arrays: list[Leaf]) -> tuple[Part, ...]:
-    """The operands with what is known of each: its shape, and which argument of the program it is.
+    """The operands with what is known of each: its shape, and which argument of the program it is, or what made it.
 
     None for an all_to_all of a tuple, which holds the blocks of one array.
     """
@@ -140,14 +140,17 @@ def parts_of(context: Context, computation: str, site: Instruction, op: str, arr
         return ()
     if op == "all_reduce" and len(arrays) == 1 and len(arrays[0].dims) == 1 and site.operands:
         joined = concatenated(context.program, computation, site.operands[0])
-        if joined and sum(array.num_bytes for array in joined) == arrays[0].num_bytes:
-            return tuple(Part(dtype_name(array.dtype), array.num_bytes) for array in joined)
+        if joined and sum(array.num_bytes for array, _ in joined) == arrays[0].num_bytes:
+            return tuple(
+                Part(dtype_name(array.dtype), array.num_bytes, detail=told(op_name)) for array, op_name in joined
+            )
     parts = [Part(dtype_name(array.dtype), array.num_bytes, array.dims) for array in arrays]
-    if op == "all_gather" and len(site.operands) == len(parts):
-        for i, operand in enumerate(site.operands):
-            argument = argument_of(context.program, context.flow, computation, operand)
-            if argument is not None:
-                parts[i] = replace(parts[i], moves="parameter", detail=argument or None)
+    for i, operand in enumerate(site.operands if len(site.operands) == len(parts) else ()):
+        argument = argument_of(context.program, context.flow, computation, operand) if op == "all_gather" else None
+        if argument is not None:
+            parts[i] = replace(parts[i], moves="parameter", detail=argument or None)
+        elif len(parts) > 1 and (computed := find(context.program, computation, operand)):
+            parts[i] = replace(parts[i], detail=told(computed.op_name))
     return tuple(parts)
 
 

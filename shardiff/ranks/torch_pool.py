@@ -63,7 +63,8 @@ def workers(world_size: int, device: str = "auto", timeout: float = TIMEOUT, sta
 
     A rank has a default process group of just its call's ranks, and its share of the cores as torch threads unless
     OMP_NUM_THREADS is set. The module of a function that is called is imported before the fork, and so must not start
-    threads or CUDA when imported.
+    threads or CUDA when imported. If it has a tuple BEFORE_FORK, the names of modules that its functions import when
+    they run, these are imported with it, once instead of in every rank, unless there are GPUs.
 
     device: "cpu"; "cuda", one GPU per rank; "auto", which is "cuda" for a call with no more ranks than there are GPUs.
     timeout: see `Workers`. staged: collectives go through the host's memory (`torch_staged`), so that with "cuda" any

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import os
 import select
 import signal
 import socket
+import sys
 import time
 import traceback
 import warnings
@@ -28,6 +30,7 @@ from shardiff.system.processes import adopt_orphans, nameless_file, when_parent_
 if TYPE_CHECKING:
     import torch
 
+BEFORE_FORK = "BEFORE_FORK"  # a module's tuple of names: see `workers`
 MAX_RANKS = 250  # file descriptors that one message can carry
 SECONDARY = ("gloo", "NCCL", "onnection", "Broken pipe", "remote process")  # in errors that another may have caused
 
@@ -78,6 +81,7 @@ def start_ranks() -> NoReturn:
                 break
             request = receive(control)
             if isinstance(request, Job):
+                _import_before_fork(request.module or "builtins", bool(num_gpus))
                 answer = pids = _fork(request, control, [socket.socket(fileno=fd) for fd in fds])
             elif request == "gpus":
                 answer = num_gpus
@@ -91,13 +95,32 @@ def start_ranks() -> NoReturn:
 
 def _import_torch(count_gpus: bool) -> int:
     """Import what every rank needs; the number of GPUs."""
-    with no_new_cache():
-        importlib.import_module("torch.distributed.device_mesh")
-        num_gpus = _count_gpus() if count_gpus else 0
-        if not num_gpus:  # torch.optim imports it at first use, which takes a second
-            importlib.import_module("torch._dynamo")
-    importlib.import_module("shardiff.ranks.torch_notes").watch(note_call, report_phase)
+    importlib.import_module("torch.distributed.device_mesh")
+    num_gpus = _count_gpus() if count_gpus else 0
+    import_for_good("shardiff.ranks.torch_notes").watch(note_call, report_phase)
     return num_gpus
+
+
+def _import_before_fork(name: str, has_gpus: bool) -> None:
+    """Import the module of the function that is called, and what it says that its functions import when they run."""
+    with suppress(BaseException), no_new_cache():  # a rank meets the same error, and shows it
+        late = getattr(import_for_good(name), BEFORE_FORK, ())
+        for other in () if has_gpus else late:
+            import_for_good(other)
+
+
+def import_for_good(name: str) -> Any:
+    """Import a module and keep all objects that exist then from the garbage collector.
+
+    It would go through them in every rank, and thereby copy the pages that ranks share, which takes longer than many a
+    call.
+    """
+    known = name in sys.modules
+    module = importlib.import_module(name)
+    if not known:
+        gc.collect()
+        gc.freeze()
+    return module
 
 
 @contextmanager
@@ -125,8 +148,6 @@ def _count_gpus() -> int:
 
 def _fork(job: Job, control: socket.socket, sockets: list[socket.socket]) -> list[int]:
     """Start the ranks; their pids."""
-    with suppress(BaseException):  # a rank meets the same error, and shows it
-        importlib.import_module(job.module or "builtins")
     pids, starter = [], os.getpid()
     for rank, sock in enumerate(sockets):
         sock.set_inheritable(False)

@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardiff.tracing.calls import MESSAGES, Call
+from shardiff.tracing.calls import MESSAGES, Call, filled
 from shardiff.tracing.libraries import modes
-from shardiff.tracing.names import Names
+from shardiff.tracing.names import Names, parts_of_unit
 from shardiff.tracing.operators import OPERATORS, calls_of, is_fake, short_name, tensors_in
 from shardiff.tracing.phases import Phases
 from shardiff.tracing.values import Values
@@ -43,7 +42,11 @@ class Mode(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.tracer.operator(func, types, args, kwargs or {})
+        tracer = self.tracer
+        if types or func.namespace in OPERATORS or tracer.keeping or not tracer.open:
+            return tracer.operator(func, types, args, kwargs or {})
+        tracer.phases.notice(func, args)  # nearly always
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 class OfThread(threading.local):
@@ -81,6 +84,7 @@ class Tracer:
         self.groups = {} if groups is None else groups
         self.values = Values(self.mark) if values else None
         self.thread = OfThread()
+        self.keeping = 0  # threads that have a `last_work`
         self.unwaited: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # Work -> its calls
         self.unwaited_memory: dict[int, int] = {}  # what functional collectives fill, by address -> their calls
         self.unseen: set[str] = set()
@@ -89,7 +93,8 @@ class Tracer:
         """Any operator that is about to run; runs it."""
         if not self.open:
             return func(*args, **kwargs)  # in a thread that has outlived it
-        self.thread.last_work = None
+        if self.keeping:
+            self.forget_work()
         self.phases.notice(func, args)
         kinds = {t.__name__ for t in types if t.__torch_dispatch__ is not NO_DISPATCH}
         if kinds and not kinds & {"FakeTensor", "FunctionalTensor"}:
@@ -179,7 +184,7 @@ class Tracer:
             if self.pid != os.getpid():  # in a child that was forked from the middle of it
                 self.pid = os.getpid()
                 self.calls.clear()
-            call = replace(call, time=time.time())
+            filled(call, time=time.time())
             self.calls.append(call)
             self.tell(call)
             return len(self.calls) - 1
@@ -196,8 +201,9 @@ class Tracer:
         if moved is None and at.unit is not None:
             gathered = call.op == "all_gather"
             moved = ("parameter", at.unit) if gathered else ("gradient", f"gradients of {at.unit}")
-        moves, detail = moved or (None, next((path for path in reversed(running) if path), None))
-        return self.note(replace(call, phase=phase, detail=detail, moves=moves))
+            filled(call, parts=call.parts or parts_of_unit(at.params, call))
+        moves, detail = moved or (None, at.about or next((path for path in reversed(running) if path), None))
+        return self.note(filled(call, phase=phase, detail=detail, moves=moves))
 
     def expect(self, result: Any, positions: list[int]) -> None:
         """Remember the Work that an operator returned, to know when it is waited for."""
@@ -207,8 +213,21 @@ class Tracer:
         work = result[-1] if isinstance(result, tuple | list) else result
         if positions and isinstance(work, torch.ScriptObject):
             unbox: Any = getattr(dist.Work, "unbox")
-            self.thread.last_work = unbox(work)
-            self.unwaited[self.thread.last_work] = positions
+            self.unwaited[self.keep_work(unbox(work))] = positions
+
+    def keep_work(self, work: Any) -> Any:
+        """Keep this Work, until the thread's next operator."""
+        with self.lock:
+            self.keeping += self.thread.last_work is None
+        self.thread.last_work = work
+        return work
+
+    def forget_work(self) -> None:
+        """Let go of the Work that this thread keeps, if it keeps one."""
+        if self.thread.last_work is not None:
+            self.thread.last_work = None
+            with self.lock:
+                self.keeping -= 1
 
     def batch_begins(self, *_: Any) -> None:
         """NCCL coalesces what follows, until `batch_ends` gives one Work for all of it."""
@@ -216,7 +235,7 @@ class Tracer:
 
     def batch_ends(self, _name: str, _group: Any, work: Any) -> None:
         if work is not None and self.thread.batch:
-            self.thread.last_work, self.unwaited[work] = work, self.thread.batch
+            self.unwaited[self.keep_work(work)] = self.thread.batch
         self.thread.batch = None
 
     def before_wait(self, work: Any) -> None:
@@ -227,7 +246,7 @@ class Tracer:
 
     def work_awaited(self, name: str, work: Any, result: Any) -> None:
         """A Work is done. Where a receive came from, if from anyone, is known now."""
-        self.thread.last_work = None  # not a reference longer than the program's own
+        self.forget_work()  # not a reference longer than the program's own
         if name == "is_completed" and not result:
             return
         for i in self.unwaited.pop(work, ()):

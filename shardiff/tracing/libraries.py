@@ -44,12 +44,28 @@ def in_setup(frame: FrameType) -> bool:
     return frame.f_code.co_qualname in SETUP
 
 
+def arranges_buckets(frame: FrameType) -> bool:
+    """Whether this frame, the innermost of Python's, is of a DistributedDataParallel that tells all ranks, once, how it
+    has arranged the gradients in buckets: after the first backward pass, and before the next forward pass."""
+    return frame.f_code.co_qualname == "DistributedDataParallel._pre_forward"
+
+
 def fsdp_unit(frame: FrameType) -> str | None:
     """The module, by its path, of the FSDP2 unit that this frame, one of torch's, works for."""
     if not frame.f_code.co_qualname.startswith("FSDPParamGroup."):
         return None
     name = getattr(frame.f_locals.get("self"), "_module_fqn", None)
     return None if name is None else name or "the root module"
+
+
+def fsdp_params(frame: FrameType) -> list[tuple[str, tuple[int, ...], int]]:
+    """The parameters of that unit in the order of its buckets: path, shape, and elements of a rank's padded shard."""
+    with suppress(Exception):
+        return [
+            (p._param_fqn or "", tuple(p._orig_size), p.padded_sharded_param_size.numel())
+            for p in frame.f_locals["self"].fsdp_params
+        ]
+    return []
 
 
 def ddp_buckets(module: nn.Module) -> list[tuple[int, list[str]]]:
@@ -81,9 +97,12 @@ def is_ddp(module: nn.Module) -> bool:
     return isinstance(module, nn.parallel.DistributedDataParallel)
 
 
+graph_task = torch._C._current_graph_task_id  # that autograd's engine works on in this thread; -1 for none
+
+
 def backward_runs() -> bool:
     """Whether autograd's engine runs in this thread now."""
-    return torch._C._current_graph_task_id() != -1
+    return graph_task() != -1
 
 
 def next_leaves() -> list[torch.Tensor]:

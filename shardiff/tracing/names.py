@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from shardiff.record import BITS, Part, num_bytes
+from shardiff.tracing.calls import Call
 from shardiff.tracing.libraries import ddp_buckets, is_ddp, next_leaves
 from shardiff.tracing.where import user_file
 
@@ -129,6 +132,23 @@ def variable(module: nn.Module, taken: list[str]) -> str:
 
 def gradients(names: list[str]) -> Moved:
     return "gradient", f"gradient{'s' * (len(names) > 1)} of {listed(names)}"
+
+
+def parts_of_unit(params: Sequence[tuple[str, tuple[int, ...], int]], call: Call) -> tuple[Part, ...]:
+    """The parameters, or their gradients, in a bucket that an FSDP2 unit gathers, scatters or reduces; () where it has
+    others. params: as `fsdp_params` has them."""
+    if len(params) < 2 or call.dtype not in BITS:
+        return ()
+    copies = 1 if call.op == "all_reduce" else len(call.ranks)  # that is of a shard
+    sizes = [num_bytes(elements * copies, call.dtype) for *_, elements in params]
+    if sum(sizes) != call.payload_bytes:
+        return ()
+    found = []
+    for (name, shape, elements), size in zip(params, sizes, strict=True):
+        moves, detail = ("parameter", name) if call.op == "all_gather" else gradients([name])
+        whole = shape if copies > 1 and math.prod(shape) == elements * copies else None
+        found.append(Part(call.dtype, size, whole, moves, detail if name else None))
+    return tuple(found)
 
 
 def listed(names: list[str]) -> str:

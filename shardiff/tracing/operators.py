@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from shardiff.ranks.c10d import C10D, FUNCTIONAL
 from shardiff.record import Part
-from shardiff.tracing.calls import Call
+from shardiff.tracing.calls import Call, filled
 from shardiff.tracing.where import Where
 
 # Operators by their names without the trailing underscore.
@@ -29,10 +28,16 @@ SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan")  # no communi
 
 def bind(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """An operator's arguments by their names in its schema, in its order."""
+    given = len(args)
     return {
-        a.name: args[i] if i < len(args) else kwargs.get(a.name, a.default_value)
-        for i, a in enumerate(func._schema.arguments)
+        name: args[i] if i < given else kwargs.get(name, default) for i, (name, default) in enumerate(parameters(func))
     }
+
+
+@cache
+def parameters(func: Any) -> tuple[tuple[str, Any], ...]:
+    """The names and defaults of an operator's arguments."""
+    return tuple((a.name, a.default_value) for a in func._schema.arguments)
 
 
 def calls_of(
@@ -48,7 +53,7 @@ def calls_of(
     at: where it is called. axis: what a group is called. unseen: is told of an operator that is not known.
     """
     name, bound = short_name(func), bind(func, args, kwargs)
-    if name in SILENT or any(is_fake(t) for t in tree_leaves(bound) if isinstance(t, Tensor)):
+    if name in SILENT or any(map(is_fake, tensors_in(list(bound.values())))):
         return []
     if name == "batch_p2p_ops":
         columns = zip(bound["op_list"], bound["peer_list"], bound["tag_list"], bound["tensors"], strict=True)
@@ -57,7 +62,7 @@ def calls_of(
             call_of(func.namespace, op, {"tensor": t, "peer": peer, "tag": tag, "group_name": group}, at, axis)
             for op, peer, tag, t in columns
         ]
-        return [replace(call, batched=True) for call in calls]
+        return [filled(call, batched=True) for call in calls]
     if name not in OPERATORS[func.namespace]:
         unseen(str(func))
         return []
@@ -91,12 +96,12 @@ def call_of(
         batched=op in ("send", "recv") and bool(at.functions & {"batch_isend_irecv", "_coalescing_manager"}),
     )
     if op == "barrier":  # a monitored one waits for all, and does not fit any other
-        return replace(call, is_async=False, flags=("monitored",)) if "monitored" in name else call
+        return filled(call, is_async=False, flags=("monitored",)) if "monitored" in name else call
     to, by = blocks(name, bound, len(ranks))
     dtypes = [str(t.dtype).removeprefix("torch.") for t in tensors]
     sizes = [num_bytes(t) * (len(ranks) if once_per_rank else 1) for t in tensors]
     combined = "coalesced" in name and len(tensors) > 1
-    return replace(
+    return filled(
         call,
         dtype="+".join(dict.fromkeys(dtypes)),
         payload_bytes=sum(sizes),
@@ -112,9 +117,14 @@ def reduction(value: Any) -> str | None:
     """sum, avg, max, ...: functional collectives have it as text, the others as an object with the number of one."""
     if value is None or isinstance(value, str):
         return value and value.lower()
+    return reductions().get(value.op()) if "op" in value._method_names() else None
+
+
+@cache
+def reductions() -> dict[int, str]:
+    """The names of reductions by their numbers."""
     kinds: Any = dist.ReduceOp.RedOpType
-    names = {int(member): name.lower() for name, member in kinds.__members__.items()}
-    return names.get(value.op()) if "op" in value._method_names() else None
+    return {int(member): name.lower() for name, member in kinds.__members__.items()}
 
 
 def blocks(name: str, bound: Mapping[str, Any], n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -145,7 +155,9 @@ def num_bytes(t: Tensor) -> int:
 
 def tensors_in(value: Any) -> list[Tensor]:
     """All tensors in an argument."""
-    return [t for t in tree_leaves(value) if isinstance(t, Tensor)]
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for each in value for t in tensors_in(each)] if isinstance(value, list | tuple) else []
 
 
 def is_fake(t: Tensor) -> bool:
@@ -153,6 +165,7 @@ def is_fake(t: Tensor) -> bool:
     return t.is_meta or type(t).__name__ in ("FakeTensor", "FunctionalTensor")
 
 
+@cache
 def short_name(func: Any) -> str:
     """c10d::allreduce_ -> allreduce."""
     return func._schema.name.partition("::")[2].rstrip("_")

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardiff.tracing.libraries import backward_runs
+from shardiff.tracing.libraries import backward_runs, graph_task
 from shardiff.tracing.where import Where, setting_up
+
+OUTSIDE = ("backward", "other")  # phases in which the next forward pass may begin without a module
 
 
 class Phases:
@@ -38,11 +40,11 @@ class Phases:
             self.mark("begin")
 
     def notice(self, func: Any, args: Any) -> None:
-        """An operator is about to run."""
-        if backward_runs():
+        """An operator is about to run. Of all that is traced this is asked most often."""
+        if graph_task() != -1:
             if self.phase != "backward":
                 self.turn("backward")
-        elif self.phase in ("backward", "other") and torch.is_grad_enabled() and func.name() != "aten::detach":
+        elif self.phase in OUTSIDE and torch.is_grad_enabled() and func.name() != "aten::detach":
             if any(t.requires_grad and t.is_leaf for t in args if isinstance(t, Tensor)):
                 self.turn("forward")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from shardiff.tracing.libraries import fsdp_unit, in_setup
+from shardiff.tracing.libraries import arranges_buckets, fsdp_params, fsdp_unit, in_setup
 
 TORCH = str(Path(torch.__file__).parent)
 NOT_THE_USER = (TORCH, str(Path(__file__).parents[1]), "<frozen", "<eval_with_key>")
@@ -23,7 +23,8 @@ LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib"
 class Where:
     """source: the user's line as file:line; where a library other than torch made the call, that library's line follows
     it. functions: the names of torch's functions that run. setup: one of them sets up. unit: the path of the module
-    whose FSDP2 unit asks. differentiable: a torch.autograd.Function runs. reducer: the call is made by C++ alone."""
+    whose FSDP2 unit asks. differentiable: a torch.autograd.Function runs. reducer: the call is made by C++ alone.
+    about: what a call is about that moves no data of the program's. params: the unit's, as `fsdp_params` has them."""
 
     source: str | None = None
     functions: set[str] = field(default_factory=set)
@@ -31,6 +32,8 @@ class Where:
     unit: str | None = None
     differentiable: bool = False
     reducer: bool = False
+    about: str | None = None
+    params: list[tuple[str, tuple[int, ...], int]] = field(default_factory=list)
 
 
 def where() -> Where:
@@ -41,19 +44,21 @@ def where() -> Where:
     while frame is not None:
         code = frame.f_code
         name = code.co_filename
-        if not frame.f_globals.get("__tracebackhide__") and (file := user_file(name)):
-            line = f"{file}:{frame.f_lineno}"
-            if not name.startswith(LIBRARIES):
-                found.source = found.source or (f"{line} ({library})" if library else line)
-            elif library is None:
+        if (file := user_file(name)) and not frame.f_globals.get("__tracebackhide__"):
+            if found.source is None and not name.startswith(LIBRARIES):
+                line = f"{file}:{frame.f_lineno}"
+                found.source = f"{line} ({library})" if library else line
+            elif library is None and name.startswith(LIBRARIES):
                 library = f"{Path(name).parent.name}/{Path(name).name}:{frame.f_lineno}"
         elif name.startswith(TORCH):
             if not found.source and not library:
                 found.functions.add(code.co_name)
             if first and not name.endswith(DISPATCHING):
                 found.reducer, first = code.co_name == "_engine_run_backward", False
-            found.setup = found.setup or in_setup(frame)
-            found.unit = found.unit or fsdp_unit(frame)
+                found.about = "which gradients are in which bucket" if arranges_buckets(frame) else None
+            found.setup = found.setup or found.about is not None or in_setup(frame)
+            if found.unit is None and (unit := fsdp_unit(frame)) is not None:
+                found.unit, found.params = unit, fsdp_params(frame)
             found.differentiable = found.differentiable or (code.co_name == "apply" and name.endswith("function.py"))
         frame = frame.f_back
     found.source = found.source or library

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from shardiff.ranks import torch_pool
+from shared_tests import quick
 
 
 @contextmanager
@@ -24,6 +24,5 @@ def shared(pool: torch_pool.Workers) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_pool, "workers", workers)
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # as `shared_tests.quick` does, and so for the flag
-        patch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false")
+        patch.setenv("XLA_FLAGS", quick.flags())
         yield

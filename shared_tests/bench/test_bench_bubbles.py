@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.bubbles import bubbles, picture, timeline, view
+from benchmarks.bubbles.plan import plan
 from benchmarks.documents.bubbles import Bubbles, Event
 from benchmarks.documents.results_io import parse_as
 from contract.problem import Problem
-from contract.schedule import Action, actions, gpipe, gpipe_bubble_fraction
+from contract.schedule import SCHEDULES, Action, actions, gpipe, make
+from contract.schedule_time import bubble_fraction, closed_form
 from contract.strategy import Run, one_axis
 from shared_tests.bench.pools import shared
 
@@ -31,7 +33,7 @@ def played(stages, microbatches, forward=100, backward=200, slower=0):
     """The schedule replayed, with the backward passes of stage 0 shorter by `slower`."""
     schedule = gpipe(stages, microbatches)
     taken = {
-        (stage, action): forward if action.kind == "forward" else backward - slower * (stage == 0)
+        action: forward if action.kind == "forward" else backward - slower * (stage == 0)
         for stage in range(stages)
         for action in actions(schedule, stage)
     }
@@ -44,7 +46,7 @@ def test_stages_that_are_alike_have_the_closed_form_s_bubble_however_long_a_back
     stages, microbatches, backward
 ):
     events = played(stages, microbatches, backward=backward)
-    assert timeline.bubble(events) == pytest.approx(float(gpipe_bubble_fraction(stages, microbatches)))
+    assert timeline.bubble(events) == pytest.approx(float(closed_form("gpipe", stages, microbatches) or 0))
     first, last = timeline.span(events)
     assert last - first == (microbatches + stages - 1) * (100 + backward)
 
@@ -85,9 +87,20 @@ def test_a_trace_has_a_process_for_each_timeline_and_a_thread_for_each_rank():
     assert timed[-1]["name"] == "psum.3" and timed[-1]["cat"] == "communication" and timed[-1]["dur"] == 0.002
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_replayed_has_the_bubble_that_was_counted(name):
+    schedule = make(name, 2, 4)
+    chunks = schedule.chunks
+    of = {"forward": 100, "backward": 200, "backward_input": 100, "backward_weight": 100}
+    taken = {action: of[action.kind] // chunks for stage in range(2) for action in actions(schedule, stage)}
+    events = timeline.replay(schedule, taken)
+    assert timeline.bubble(events) == pytest.approx(float(bubble_fraction(schedule)))
+    assert {timeline.label(event) for event in events} == {str(action) for action in taken}
+
+
 def row(microbatches, seconds, stages=2):
     run = Run("shard_map", one_axis("pipeline_parallel", stages), Problem(32, 16, 4), microbatches=microbatches)
-    return bubbles.jax_row(run, [([seconds], [seconds * 3 / 4], []), ([seconds], [seconds / 4], [])])[0]
+    return bubbles.jax_row(run, [([seconds], [seconds * 3 / 4], [], 7), ([seconds], [seconds / 4], [], 9)])[0]
 
 
 def test_a_fit_finds_the_work_and_what_a_tick_costs():
@@ -101,15 +114,30 @@ def test_a_fit_finds_the_work_and_what_a_tick_costs():
 def test_what_is_lost_in_jax_is_what_the_useful_part_does_not_take():
     assert row(4, 1.0)["measured"]["median"] == 0.25
     assert row(4, 1.0)["of_theory"] == pytest.approx(1.25)
+    assert row(4, 1.0)["temporaries"] == 9
 
 
 def test_more_stages_than_cores_are_skipped_with_the_reason(monkeypatch):
     monkeypatch.setattr(bubbles.machine, "cores", lambda: 2)
-    plan = bubbles.plan([2, 4], [1, 2], ["torch"], SMALL, device="cpu")
-    assert {run.world_size for run in plan.runs} == {2}
-    assert plan.skipped == ((4, "4 stages on 2 cores would wait for each other"),)
-    with pytest.raises(ValueError, match="4 stages on 2 cores .* at most 2 stages"):
-        bubbles.plan([4], [1], ["torch"], SMALL, device="cpu")
+    made = plan([2, 4], [1, 2], ["shard_map"], SMALL, device="cpu")
+    assert {run.world_size for run in made.runs} == {2}
+    assert made.skipped == ((4, "4 stages of shard_map on 2 cores would wait for each other"),)
+    with pytest.raises(ValueError, match="4 stages of shard_map on 2 cores .* at most 2 stages"):
+        plan([4], [1], ["shard_map"], SMALL, device="cpu")
+
+
+def test_more_stages_than_cores_are_paced_in_torch_on_a_smaller_problem(monkeypatch):
+    monkeypatch.setattr(bubbles.machine, "cores", lambda: 2)
+    made = plan([2, 4], [8], ["torch", "annotated"], Problem(512, 128, 8), device="cpu", paced_seconds=0.25)
+    assert {(r.implementation, r.world_size, r.schedule) for r in made.runs} == {
+        *(("torch", p, name) for p in (2, 4) for name in SCHEDULES), ("annotated", 2, "gpipe"),
+    }  # fmt: skip
+    of_four = next(run for run in made.runs if run.world_size == 4)
+    assert (of_four.problem.batch, of_four.problem.width) == (64, 16)
+    assert made.pace(of_four) == 2 * 8 * 16 * 16 * 2 / 0.25  # two layers of 8 rows
+    assert made.pace(made.runs[0]) is None
+    paced = plan([2], [8], ["torch"], SMALL, device="cpu", paced=True)
+    assert all(paced.pace(run) for run in paced.runs)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +148,9 @@ def test_more_stages_than_cores_are_skipped_with_the_reason(monkeypatch):
         (["--implementation", "peer"], "unknown implementation 'peer'"),
         (["--layers", "1"], "needs at least 2 layers, got 1"),
         (["--iterations", "0"], "iterations must be at least 1, got 0"),
+        (["--schedule", "1f2b"], "unknown schedule '1f2b'; known: naive"),
+        (["--schedule", "interleaved", "--microbatches", "3"], "that its 2 stages divide, got 3"),
+        (["--paced-seconds", "0"], "paced-seconds must be a number of seconds above 0"),
         (["--trace", "no/such/folder/a.json"], "the trace must be a .json file"),
     ],
 )
@@ -152,39 +183,46 @@ def record_and_compare(device, run):
     return events, all(same) and torch.equal(loss, want_loss)
 
 
-@pytest.mark.parametrize("microbatches", [1, 3])
-def test_the_recorder_sees_the_schedule_and_changes_nothing(pool, microbatches):
-    run = Run("torch", one_axis("pipeline_parallel", 2), SMALL, microbatches=microbatches)
+@pytest.mark.parametrize(("schedule", "microbatches"), [("gpipe", 1), ("zb_v", 3)])
+def test_the_recorder_sees_the_schedule_and_changes_nothing(pool, schedule, microbatches):
+    run = Run("torch", one_axis("pipeline_parallel", 2), SMALL, microbatches=microbatches, schedule=schedule)
     for rank, (events, same) in enumerate(pool.call(record_and_compare, run, world_size=2)):
         assert same
-        acted = [Action(e.kind, rank, 0, e.microbatch) for e in events if e.kind in timeline.BUSY]
-        assert acted == actions(gpipe(2, microbatches), rank)
-        assert {e.kind for e in events} == {"forward", "backward", "send", "wait"}
+        acted = [Action(e.kind, rank, e.chunk, e.microbatch) for e in events if e.kind in timeline.BUSY]
+        assert acted == actions(make(schedule, 2, microbatches), rank)
+        assert {e.kind for e in events} == {"send", "wait", *(action.kind for action in acted)}
         assert all(a.end <= b.start for a, b in zip(events, events[1:], strict=False)), "one thing at a time"
 
 
 def test_one_run_of_everything_and_what_it_shows(tmp_path, monkeypatch):
     monkeypatch.setattr(bubbles.machine, "cores", lambda: 2)
-    plan = bubbles.plan([2, 3], [4, 1, 2], ["torch", "shard_map"], SMALL, iterations=2, device="cpu", timeout=100)
-    kept = tuple(run for run in plan.runs if run.implementation == "torch" or run.microbatches == 1)  # others take long
-    plan, saved = replace(plan, runs=kept), []
-    document = bubbles.measure(plan, lambda so_far: saved.append(json.dumps(so_far, allow_nan=False)))
+    how = {"iterations": 2, "device": "cpu", "timeout": 100, "paced_seconds": 0.01}
+    made = plan([2, 3], [4, 1, 2], ["torch", "shard_map"], SMALL, schedules=["gpipe"], **how)
+    kept = [run for run in made.runs if run.implementation == "torch" or run.microbatches == 1]  # others take long
+    kept = [run for run in kept if run.world_size == 2 or run.microbatches == 2]
+    assert kept[-1].world_size == 3, "paced"
+    made, saved = replace(made, runs=tuple(kept)), []
+    document = bubbles.measure(made, lambda so_far: saved.append(json.dumps(so_far, allow_nan=False)))
     assert json.loads(json.dumps(document)) == json.loads(saved[-1]) and document["complete"]
-    assert [len(json.loads(each)["rows"]) for each in saved] == [1, 2, 3, 4, 4]
-    assert [(row["schedule"], row["implementation"]) for row in document["rows"]][:3] == [
-        ("naive", "torch"), ("naive", "shard_map"), ("gpipe", "torch"),
+    assert [len(json.loads(each)["rows"]) for each in saved] == [1, 2, 3, 4, 5, 5]
+    assert [(row["microbatches"], row["implementation"]) for row in document["rows"]][:3] == [
+        (1, "torch"), (1, "shard_map"), (2, "torch"),
     ]  # fmt: skip
     for row in document["rows"]:
         assert 0 < row["measured"]["median"] < 1 or row["framework"] == "jax"
         assert (row["weighted"] is None) == (row["framework"] == "jax")
+        assert row["kept"] == row["kept_theory"] and (row["temporaries"] is None) == (row["framework"] == "torch")
+        assert (row["paced"] is not None) == (row["stages"] == 3)
+    paced = document["rows"][-1]
+    assert paced["measured"]["median"] > 0.9 * paced["theory"], "what others do on the machine only adds to it"
     assert [fit["implementation"] for fit in document["fits"]] == ["torch"], "three or more numbers of microbatches"
     for one in document["timelines"]:
-        assert {event[0] for event in one["events"]} == {0, 1}, "all ranks"
+        assert {event[0] for event in one["events"]} == set(range(one["stages"])), "all ranks"
 
     result = parse_as(Bubbles, json.loads(saved[-1]))
     trace = timeline.chrome_trace(view.titled(result))
     assert {r["cat"] for r in trace["traceEvents"] if r["ph"] == "X"} >= {"forward", "backward", "wait", "send"}
     picture.picture(result, tmp_path / "bubbles.png")
     assert (tmp_path / "bubbles.png").stat().st_size > 10_000
-    assert "3 stages on 2 cores would wait for each other: not measured" in view.parts(result)
-    assert len(view.table(result).rows) == 4
+    assert "3 stages of shard_map on 2 cores would wait for each other: not measured" in view.parts(result)
+    assert len(view.table(result).rows) == 5

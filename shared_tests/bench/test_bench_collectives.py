@@ -70,7 +70,7 @@ def test_the_document_keeps_its_schema(document):
         assert 0 < row["min_s"] <= row["median_s"] <= row["p99_s"]
         assert row["rank_min_s"] <= row["rank_mean_s"] <= row["rank_max_s"]
         assert row["iterations"] == FEW
-    keys = "implementation op ranks mode alpha_s beta_GBps bus_beta_GBps relative_error"
+    keys = "implementation op ranks mode alpha_s beta_GBps bus_beta_GBps relative_error largest_relative_error"
     assert all(list(one) == keys.split() for one in document["fits"])
     assert len(document["fits"]) == 2 * 9 * 3
     assert document["flat"] is None  # one world size

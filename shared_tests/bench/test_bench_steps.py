@@ -1,7 +1,8 @@
-"""`shardiff bench steps`: its arithmetic, the closed form of memory, and that all contestants train the same."""
+"""`shardiff bench steps`: what it refuses, one run of everything, and how a failure is told."""
 
 from __future__ import annotations
 
+import io
 import json
 from concurrent.futures import Future
 from dataclasses import replace
@@ -12,13 +13,12 @@ import pytest
 from benchmarks import turns
 from benchmarks.documents.results_io import parse_as
 from benchmarks.documents.steps import Steps
-from benchmarks.steps import numbers as steps_numbers
 from benchmarks.steps import picture, steps, view
-from contract.memory import memory
 from contract.problem import Problem
-from contract.strategy import STRATEGIES, Run, one_axis
 from shared_tests.bench.pools import shared
+from shared_tests.bench.report_documents import stepped
 
+BEFORE_FORK = ("benchmarks.steps.torch", "torch._dynamo")
 SMALL = Problem(batch=8, width=16, layers=4)
 
 
@@ -26,36 +26,6 @@ SMALL = Problem(batch=8, width=16, layers=4)
 def ranks(pool):
     with shared(pool):
         yield
-
-
-def measured_on_rank(device, run, names):
-    """finish() of every contestant on one rank, after three steps."""
-    from benchmarks.steps import torch as steps_torch
-
-    state = steps_torch.State(device)
-    silent = steps_torch.prepare(state, run, names)
-    taken = steps_torch.block(state, 2, 1)
-    return silent, taken, steps_torch.finish(state)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_peers_train_the_same_and_memory_is_the_closed_form_s(pool, strategy):
-    run = Run("torch", one_axis(strategy, 2), SMALL, microbatches=2)
-    peers = list(steps_numbers.PEERS[strategy]["torch"])
-    ranks = pool.call(measured_on_rank, run, ["torch", *peers], world_size=2)
-    for (silent, taken, got), want in zip(ranks, memory(run), strict=True):
-        for name in ("torch", *peers):
-            assert got[name]["difference"] < 1e-4, name
-            assert got[name]["loss"] == pytest.approx(got["torch"]["loss"], rel=1e-4), name
-            assert len(taken[name]["step"]) == 2
-            assert len(taken[name]["compute"]) == (2 if name in silent else 0)
-        assert "torch" in silent
-        ours = got["torch"]
-        assert ours["parameters"] == want.parameters
-        loss = 4 if strategy == "data_parallel" else 0  # it rides in a bucket of gradients
-        assert ours["gradients"] == want.gradients + loss
-        assert want.optimizer_state <= ours["optimizer_state"] <= want.optimizer_state + 4 * 2 * SMALL.layers
-        assert ours["activations"] == want.activations
 
 
 def test_results_come_by_rank_whoever_answers_first(monkeypatch):
@@ -79,6 +49,12 @@ def test_results_come_by_rank_whoever_answers_first(monkeypatch):
         (["--implementation", "tensorflow"], "unknown implementation 'tensorflow'"),
         (["--ranks", "3", "--strategy", "tensor_parallel"], "width 1024, degree 3"),
         (["--batch", "10"], "batch 10, microbatches 4"),
+        (["--reshard", "maybe"], "reshard is true or false, got 'maybe'"),
+        (
+            ["--reshard", "true", "--strategy", "zero1"],
+            "reshard is of fully_sharded, which is not among the strategies",
+        ),
+        (["--reshard", "true", "--mesh", "fsdp=2,pp=2"], "reshard must be false"),
         (["--timeout", "nan"], "timeout must be a number of seconds"),
         (["--output", "no/such/folder/a.json"], "the output must be a .json file"),
         (["--picture", "a.jpg"], "the picture must be a .png file"),
@@ -133,6 +109,22 @@ def test_one_run_of_everything_and_what_it_shows(tmp_path):
     console.file.close()
     assert "tensor_parallel" in text and "dtensor" in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_mesh_of_three_axes_fits_into_120_columns():
+    from rich.console import Console
+
+    document, names = stepped(), ("data_parallel", "fully_sharded", "megatron_tensor_parallel")
+    for row in (*document["rows"], *document["ratios"]):
+        row |= {"ranks": 128, "strategy": " x ".join(names), "mesh": "dp=8,fsdp=8,tp=2"}
+    document["rows"][1]["implementation"] = "dtensor_fsdp2"
+    result = parse_as(Steps, document)
+    console = Console(width=120, record=True, file=io.StringIO())
+    for part in (view.step_table(result), view.ratio_table(result)):
+        console.print(part)
+    text = console.export_text()
+    assert all(text.count(name) == 3 for name in (*names, "fsdp=8", "tp=2"))  # of the contestants, and of two ratios
+    assert text.count("dtensor_fsdp2") == 1 and "\u2026" not in text
 
 
 def test_a_failing_rank_is_told_in_its_own_words():

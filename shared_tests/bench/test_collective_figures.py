@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from itertools import count
 
+import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.collectives import timing
+from benchmarks.collectives import timing, view
 from benchmarks.collectives.collectives import parse_size, sweep
 from benchmarks.collectives.floor import floor
-from benchmarks.collectives.numbers import bandwidths, fit, flat, rows, statistics
+from benchmarks.collectives.numbers import bandwidths, fit, fits, flat, rows, statistics
+from benchmarks.documents.collectives import Fit
 
 
 class Clock:
@@ -18,6 +20,7 @@ class Clock:
 
     def __init__(self, cost):
         self.now, self.cost, self.calls, self.barriers = 0.0, cost, 0, 0
+        self.renewed, self.checked = [], []
 
     def side(self):
         def call():
@@ -29,7 +32,16 @@ class Clock:
             self.now += 100.0  # must not be timed
             return number
 
-        return timing.Side(call, lambda result: None, agree)
+        return timing.Side(call, lambda result: None, agree, renew=self.renew, right=self.right)
+
+    def renew(self, calls):
+        self.now += 100.0  # nor this
+        self.renewed.append(calls)
+
+    def right(self, result, calls):
+        self.now += 100.0  # nor this
+        self.checked.append(calls)
+        return calls == 1 or len(self.checked) % 2 == 1  # all but the second of three batches
 
 
 @pytest.mark.parametrize(
@@ -44,7 +56,11 @@ def test_a_call_is_timed_alone_and_as_often_as_the_budget_allows(cost, iteration
     assert len(times["per_iteration"]) == iterations and times["calls"] == calls
     assert len(times["amortized"]) == 3
     np.testing.assert_allclose(times["per_iteration"] + times["amortized"], cost, rtol=1e-6)
-    assert clock.calls == (1 if cost > 10 / 3 else 3) + iterations + 3 * calls
+    warm_up = 1 if cost > 10 / 3 else 3
+    assert clock.calls == warm_up + iterations + 3 * calls
+    assert clock.checked == [1] * iterations + [calls] * 3, "every single call, and the last of every batch"
+    assert clock.renewed == [1] * (warm_up + iterations - 1) + [calls] * 4
+    assert times["right"] == {"per_iteration": True, "amortized": calls == 1}
 
 
 def test_the_clock_runs_from_a_barrier_to_the_end_of_the_call(monkeypatch):
@@ -105,13 +121,14 @@ def test_one_rank_has_no_bus():
 
 def test_rows_are_of_the_slowest_rank_and_wrong_if_one_rank_is():
     def measured(seconds, correct):
-        fields = {"bytes": 8000, "runs_as": "all_reduce", "calls": 5, "correct": correct}
+        right = {"per_iteration": True, "amortized": correct}
+        fields = {"bytes": 8000, "runs_as": "all_reduce", "calls": 5, "correct": True, "right": right}
         return [{**fields, "per_iteration": [seconds] * 4, "amortized": [seconds] * 3}]
 
     one, many = rows("torch", "all_reduce", 2, [measured(1e-6, True), measured(2e-6, False)])
     assert (one["mode"], one["iterations"], many["mode"], many["iterations"]) == ("per_iteration", 4, "amortized", 15)
     assert one["median_s"] == 2e-6 and one["algbw_GBps"] == one["busbw_GBps"] == pytest.approx(4.0)
-    assert not one["correct"]
+    assert one["correct"] and not many["correct"], "as each mode was found"
 
 
 def test_a_fit_recovers_alpha_and_beta_from_every_size_and_past_outliers():
@@ -129,7 +146,24 @@ def test_a_fit_gives_every_size_a_say_whatever_its_time():
     times = [(50e-6 + size / 2e9) * (1.03 if i % 2 else 0.97) for i, size in enumerate(sizes)]
     alpha, beta, misfit = fit(sizes, times)
     assert (alpha, beta) == (pytest.approx(50e-6, rel=0.04), pytest.approx(2e9, rel=0.04))
-    assert 0.02 < misfit < 0.07
+    assert 0.02 < np.median(misfit) < 0.07
+
+
+def test_the_misfit_is_told_from_five_sizes_on_with_the_largest_beside_the_median():
+    def measured(count):
+        sizes = [1024 * 4**i for i in range(count)]
+        times = [(50e-6 + size / 2e9) * (1.5 if i == 1 else 1.0) for i, size in enumerate(sizes)]
+        fields = {"implementation": "torch", "op": "all_reduce", "ranks": 2, "mode": "per_iteration"}
+        return [{**fields, "bytes": size, "median_s": time} for size, time in zip(sizes, times, strict=True)]
+
+    assert fits(measured(2)) == []
+    [few], [enough] = fits(measured(4)), fits(measured(5))
+    assert few["relative_error"] is few["largest_relative_error"] is None and few["alpha_s"] > 0
+    assert enough["relative_error"] < 0.01 and enough["largest_relative_error"] == pytest.approx(1 / 3, rel=0.05)
+    assert view.off_by(msgspec.convert(few, Fit)) == "-"
+    assert view.off_by(msgspec.convert(enough, Fit)) == "0%, most 33%"
+    before = {key: value for key, value in enough.items() if key != "largest_relative_error"}
+    assert view.off_by(msgspec.convert(before, Fit)) == "0%"
 
 
 def test_a_fit_has_no_negative_latency_and_no_bandwidth_without_growth():

@@ -56,6 +56,14 @@ def test_exposed_communication_is_step_less_compute_for_torch_and_the_profile_s_
     assert jax["wire_bytes_compiled"] == 0
 
 
+def test_a_step_that_takes_longer_without_communication_has_no_exposed_share():
+    run = Run("torch", one_axis("data_parallel", 2), SMALL)
+    [row] = steps_numbers.rows(run, samples({"torch": [[3, 5]]}, {"torch": [[4, 5]]}), {})
+    assert row["exposed_share"] is row["exposed_seconds"] is row["compute_seconds"] is None
+    [row] = steps_numbers.rows(run, samples({"torch": [[3, 5]]}, {"torch": [[3, 5]]}), {})
+    assert row["exposed_share"] == row["exposed_seconds"]["median"] == 0
+
+
 def test_a_row_is_of_the_rank_that_differs_most_and_holds_most():
     run = Run("torch", one_axis("data_parallel", 2), SMALL)
     ranks = [

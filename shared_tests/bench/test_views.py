@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,8 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from benchmarks import diff_strategies as diff
+from benchmarks.documents.results_io import parse_as
+from benchmarks.documents.steps import Steps
+from benchmarks.steps import view as steps_view
 from contract import cost
 from shardiff.cli import main as cli
 from shardiff.compiling.hardware import FAMILIES
@@ -18,6 +23,7 @@ from shardiff.diff import record_view
 from shardiff.hlo import read_file
 from shardiff.record import Executions, Record, record, totals
 from shardiff.system import machine, words
+from shared_tests.bench import report_documents
 
 CASES = Path(__file__).parents[1] / "tool" / "hlo_cases"
 ONE, OTHER = CASES / "all_reduce_listed_groups.hlo.txt", CASES / "all_reduce_start_done.hlo.txt"
@@ -164,3 +170,14 @@ def test_the_table_of_a_diff_has_its_rows_totals_rules_and_what_the_device_does(
 def test_one_call_is_not_told_as_several():
     one = record_view.summary([record("all_reduce", "float32", 64, 4)])
     assert one == "in one step: 1 call, payload 64 B, a rank sends 96 B"
+
+
+def test_no_name_in_the_table_of_steps_on_a_mesh_is_cut_off():
+    document = report_documents.stepped()
+    for row in (*document["rows"], *document["ratios"]):
+        row |= {"strategy": "data_parallel x pipeline_parallel x megatron_tensor_parallel", "mesh": "dp=2,pp=2,tp=2"}
+    console = Console(width=120, record=True, file=io.StringIO())
+    for part in steps_view.parts(parse_as(Steps, document)):
+        console.print(part)
+    text = console.export_text()
+    assert "\u2026" not in text and text.count("megatron_tensor_parallel") > 1 and text.count("dp=2,pp=2,tp=2") > 1

@@ -19,7 +19,7 @@ from shardiff import hlo
 from shardiff.compiling.hardware import parse
 from shardiff.record import Record
 from shared_tests import evidence
-from torch_impl.traced import trace_run
+from shared_tests.on_ranks import traced
 
 SIZES = Problem(batch=12, width=8, layers=8, dtype="float64")
 PAIRS = [
@@ -91,14 +91,23 @@ def told(records: Sequence[Record]) -> Counter:
     )
 
 
-@each([make("torch", axes, overlap=False) for axes in (*PAIRS, *ZERO, *OTHER_ORDERS, *TRIPLES)])
-def test_torch_sends_what_the_closed_form_says_record_by_record(run, pool):
-    assert told(trace_run(run, pool)) == told(cost.communication(run))
+NAIVE = [make("torch", axes, overlap=False) for axes in (*PAIRS, *ZERO, *OTHER_ORDERS, *TRIPLES)]
+BUCKETS = [make("torch", axes) for axes in (*PAIRS, *TRIPLES) if axes[0].name == "dp" and axes[1].name != "fsdp"]
 
 
-@each([make("torch", axes) for axes in (*PAIRS, *TRIPLES) if axes[0].name == "dp" and axes[1].name != "fsdp"])
-def test_buckets_carry_the_gradients_and_the_loss_of_one_axis_once_a_step(run, pool):
-    traced, predicted = trace_run(run, pool), cost.communication(run)
+@pytest.fixture(scope="module")
+def traced_runs(pool):
+    return traced([*NAIVE, *BUCKETS], pool)
+
+
+@each(NAIVE)
+def test_torch_sends_what_the_closed_form_says_record_by_record(run, traced_runs):
+    assert told(traced_runs[run]) == told(cost.communication(run))
+
+
+@each(BUCKETS)
+def test_buckets_carry_the_gradients_and_the_loss_of_one_axis_once_a_step(run, traced_runs):
+    traced, predicted = traced_runs[run], cost.communication(run)
     of_dp = [r for r in traced if r.axis == "dp"]
     assert {r.op for r in of_dp} == {"all_reduce"} and len(of_dp) < run.microbatches * 2
     assert sum(r.payload_bytes for r in of_dp) == sum(r.payload_bytes for r in predicted if r.axis == "dp")
@@ -151,7 +160,7 @@ def test_a_mesh_that_cannot_work_is_refused_in_one_line(mesh, strategies, change
 
 def held_on_rank(device, runs):
     """What a rank holds in a step of each run: parameters, gradients, and what the backward pass needs."""
-    from benchmarks.steps.memory import kept_for_backward, nbytes
+    from benchmarks.held import kept_for_backward, nbytes
     from torch_impl.compose import loss_and_grads
     from torch_impl.mesh import make_mesh
     from torch_impl.train import make_batch, make_params

@@ -33,16 +33,23 @@ def make(implementation: str, strategy: str, degree: int, dtype: str = "float64"
     )
 
 
-# Every pair of degree, dtype and optimizer, not every triple: half as many runs, on all sides the same ones.
+# Every pair of degree, dtype and optimizer, not every triple: half as many runs. In JAX, which compiles for each, every
+# degree in float64, and the other dtypes once each.
+IN_JAX = [(1, "float64"), (2, "float64"), (4, "float64"), (4, "float32"), (2, "bfloat16")]
 CASES = [
     make(implementation, strategy, degree, dtype, OPTIMIZERS[(i + j) % 2])
     for implementation in IMPLEMENTATIONS
     for strategy in STRATEGIES
     for (i, degree), (j, dtype) in product(enumerate(DEGREES), enumerate(DTYPES))
-    if implementation == "torch" or degree > 1 or dtype == "float64"  # on one rank JAX compiles what it does alone
-    if implementation == "torch" or AXES[strategy] != "fsdp" or (i + j) % 3 == 1  # every degree and every dtype once
+    if implementation == "torch" or (degree, dtype) in (IN_JAX[2:] if AXES[strategy] == "fsdp" else IN_JAX)
 ]
-CASES += [make(i, "single_device", 1, dtype, name) for i in IMPLEMENTATIONS for dtype in DTYPES for name in OPTIMIZERS]
+CASES += [
+    make(implementation, "single_device", 1, dtype, name)
+    for implementation in IMPLEMENTATIONS
+    for dtype in DTYPES
+    for name in OPTIMIZERS
+    if implementation == "torch" or dtype == "float64" or name == "adamw"
+]
 
 
 def each(runs):
@@ -65,9 +72,16 @@ def test_a_run_equals_the_reference(run, failures):
     assert failures(run) == []
 
 
-@each([run for run in CASES if run.problem.dtype == "float64" and run.world_size > 1])
+@each(
+    [
+        replace(run, steps=steps)
+        for run in CASES
+        if run.problem.dtype == "float64" and run.world_size > 1
+        for steps in range(1, run.steps)
+    ]
+)
 def test_a_run_equals_the_reference_after_every_step(run, failures):
-    assert [failures(replace(run, steps=steps)) for steps in (1, 2)] == [[], []]
+    assert failures(run) == []
 
 
 @each([run for run in CASES if run.strategy == "single_device" and run.problem.dtype == "bfloat16"])
@@ -76,10 +90,10 @@ def test_bfloat16_on_one_device_is_off_by_roundoff(run, execute, reference_of):
     assert all(1e-5 < errors[claim] < 16 * proof.BFLOAT16_ROUNDOFF for claim in proof.CLAIMS), errors
 
 
-ONCE = [run for run in CASES if run.world_size > 1 or run.problem.dtype == "float64"]
+ON_EVERY_SIDE = [run for run in CASES if all(replace(run, implementation=side) in CASES for side in IMPLEMENTATIONS)]
 
 
-@each([run for run in ONCE if run.strategies or run.optimizer == "sgd"])
+@each([run for run in ON_EVERY_SIDE if run.strategies or run.optimizer == "sgd"])
 def test_rank_r_holds_the_same_shard_on_every_side(run, execute):
     got = execute(run)
     assert evidence.misplaced(run, got) == []  # shape, dtype, bytes and bits, from the layout
@@ -115,14 +129,14 @@ def test_the_loss_without_gradients_is_the_same_on_every_rank(run, pool, referen
     assert losses[0] == pytest.approx(want, rel=1e-12)
 
 
-UNEVEN = [(10, 4), (5, 4), (7, 2), (4, 4), (2, 2)]
+UNEVEN = [(10, 4), (5, 4), (2, 2), (4, 4), (7, 2)]  # batch, degree
 
 
 @each(
     [
         make(implementation, "data_parallel", degree, batch=batch)
         for implementation in IMPLEMENTATIONS
-        for batch, degree in UNEVEN
+        for batch, degree in (UNEVEN if implementation == "torch" else UNEVEN[:3])
     ]
 )
 def test_data_parallel_is_exact_for_any_batch(run, failures):
@@ -198,13 +212,13 @@ def test_loss_and_gradients_do_not_depend_on_the_number_of_microbatches(implemen
 
 @each(
     [make("torch", "pipeline_parallel", n, dtype, microbatches=1) for n in DEGREES for dtype in DTYPES]
-    + [make("shard_map", "pipeline_parallel", 1, dtype, microbatches=1) for dtype in DTYPES]
+    + [make("shard_map", "pipeline_parallel", 1, dtype, microbatches=1) for dtype in ("float64", "bfloat16")]
 )
 def test_a_pipeline_with_one_microbatch_is_bit_equal_to_a_single_device(run, execute):
     assert different(execute(run), execute(evidence.single_device(run))) == []
 
 
-@each([make("shard_map", "pipeline_parallel", n, dtype, microbatches=1) for n in (2, 4) for dtype in DTYPES])
+@each([make("shard_map", "pipeline_parallel", n, dtype, microbatches=1) for n, dtype in zip((2, 4, 4), DTYPES)])
 def test_a_compiled_pipeline_with_one_microbatch_has_bit_equal_loss_and_gradients(run, execute):
     # The update is compiled anew for the shapes of a stage, and may fuse multiplication and addition elsewhere.
     run = replace(run, steps=1)
@@ -240,7 +254,8 @@ def different(one, other) -> list[str]:
 
 
 @st.composite
-def small_runs(draw, implementation, strategy):
+def small_runs(draw, implementation, strategies):
+    strategy = draw(st.sampled_from(strategies))
     degree = draw(st.sampled_from((2, 4, 1)))  # simplest first
     batch, width, layers = draw(st.integers(1, 9)), draw(st.integers(1, 4)), draw(st.integers(1, 6))
     if AXES[strategy] in ("dp", "fsdp"):
@@ -257,13 +272,18 @@ def small_runs(draw, implementation, strategy):
 
 
 @pytest.mark.parametrize(
-    ("implementation", "examples", "strategy"),
-    [("torch", 12, strategy) for strategy in STRATEGIES]
-    + [(side, 3, s) for side in ("shard_map", "annotated") for s in STRATEGIES if not s.startswith("zero")],
+    ("implementation", "strategies", "examples"),
+    [
+        *(pytest.param("torch", (strategy,), 8, id=f"torch-{strategy}") for strategy in STRATEGIES),
+        *(
+            pytest.param(implementation, STRATEGIES, 6, id=implementation)
+            for implementation in ("shard_map", "annotated")
+        ),
+    ],
 )
-def test_every_run_that_can_work_equals_the_reference(implementation, examples, strategy, execute, reference_of):
+def test_every_run_that_can_work_equals_the_reference(implementation, strategies, examples, execute, reference_of):
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
-    @given(small_runs(implementation, strategy))
+    @given(small_runs(implementation, strategies))
     def equal(run):
         assert evidence.failures(run, execute(run), reference_of(run)) == []
 

@@ -9,7 +9,6 @@ import pytest
 from contract.strategy import IMPLEMENTATIONS
 from shared_tests.looks import Look
 from shared_tests.proof import long_runs
-from shared_tests.quick import quick_compilation
 
 STRATEGY = {"torch": "data_parallel", "shard_map": "pipeline_parallel", "annotated": "tensor_parallel"}
 
@@ -17,8 +16,7 @@ STRATEGY = {"torch": "data_parallel", "shard_map": "pipeline_parallel", "annotat
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_sixty_steps_hold_what_a_thousand_have_to(implementation, pool):
     runs = {run.implementation: run for run in long_runs.plan([STRATEGY[implementation]], "float64", 60)}
-    with quick_compilation():
-        row = long_runs.measure(runs[implementation], pool)
+    row = long_runs.measure(runs[implementation], pool)
     assert [line for line in row["failures"] if "grew" not in line] == []  # memory has not settled yet
     assert len(row["processes"]) == (2 if implementation == "torch" else 1)
     assert all(one["looks"] == 45 and one["files"][0] > 0 for one in row["processes"])

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from shardiff.ranks.rank import report_phase, report_progress, this_rank
-from torch_impl import collectives
 
 
 def rank_sum(device: torch.device, value: float = 1.0) -> tuple[int, int, float]:
@@ -80,38 +79,6 @@ def count(device: torch.device, pause: float = 0) -> int:
         report_progress((i, os.getpid()))
         time.sleep(pause)
     return torch.get_num_threads()
-
-
-def looked_at(device: torch.device) -> tuple[list[str], list[str], set[str]]:
-    """What this rank notes: each collective, and the phases of a step that reports none; and where it listens."""
-    this, world = this_rank(), dist.group.WORLD
-    assert this is not None and world is not None
-    n, rank, x = world.size(), world.rank(), torch.zeros(world.size(), 10)
-    calls: list[Callable[[], Any]] = [
-        lambda: collectives.broadcast(x, 0, world),
-        lambda: collectives.scatter(x if rank == 0 else None, 0, world, like=x[:1]),
-        lambda: collectives.gather(x, 0, world),
-        lambda: collectives.reduce(x, 0, world),
-        lambda: collectives.all_gather(x, world),
-        lambda: collectives.reduce_scatter(x, world),
-        lambda: collectives.all_reduce(x, world),
-        lambda: collectives.all_to_all(x, world),
-        lambda: dist.barrier(),
-        lambda: dist.send(x, 1) if rank == 0 else dist.recv(x, 0) if rank == 1 else None,
-    ]
-    found = []
-    for call in calls:
-        call()
-        number, size, op, whom = this.notes.last_call()
-        found.append(f"{number} {op} {size} {whom}")
-    assert n * 40 == x.nbytes
-    phases: list[str] = []
-    this.report_phase = phases.append
-    w = torch.ones(3, requires_grad=True)
-    optimizer = torch.optim.SGD([w], 0.1)
-    w.square().sum().backward()
-    optimizer.step()
-    return found, list(phases), listening()
 
 
 def with_a_process(device: torch.device, fault: Fault | None = None) -> None:

@@ -58,7 +58,10 @@ if __name__ == "__main__":
     import socket
     with socket.create_server(("127.0.0.1", 0)) as server:
         os.environ["OTHER_PORT"] = str(server.getsockname()[1])
-    mp.spawn(rank_main, nprocs=2)
+    other = mp.get_context("spawn").Process(target=rank_main, args=(1,))
+    other.start()
+    rank_main(0)
+    other.join()
 """
 HANGS = """
 import os, sys, threading, time
@@ -70,14 +73,19 @@ threading.Timer(1, lambda: print("hangs", os.getpid(), file=sys.stderr, flush=Tr
 dist.all_reduce(torch.ones(4))
 """
 DISAGREES = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-dist.broadcast(torch.ones(4), 0)
-if dist.get_rank() == 0:
-    dist.all_reduce(torch.ones(4))
-else:
-    dist.all_reduce(torch.ones(4), op=dist.ReduceOp.MAX)
-print("went on")
+import socket
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+def rank_main(rank, port):
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    dist.broadcast(torch.ones(4), 0)
+    if rank == 0:
+        dist.all_reduce(torch.ones(4))
+    else:
+        dist.all_reduce(torch.ones(4), op=dist.ReduceOp.MAX)
+    print("went on")
+with socket.create_server(("127.0.0.1", 0)) as server:
+    port = server.getsockname()[1]
+mp.start_processes(rank_main, (port,), nprocs=2, start_method="fork")
 """
 THINKS = """
 import os, socket, time

@@ -43,6 +43,8 @@ NAMES += [
     "a\nb",
     "\udcff",
     "[/]",
+    "interleaved",
+    "zb_v",
 ]
 NAMES += [
     "cpu:8",
@@ -73,10 +75,10 @@ PATHS += [
 ]
 VALUES = {"number": NUMBERS, "name": NAMES, "size": SIZES, "path": PATHS}
 OPTIONS = {
-    "check": "name:implementation,strategy,mesh,dtype,optimizer,device number:degree,steps,batch,width,layers,"
-    "microbatches,timeout flag:json",
-    "diff": "name:target,left-target,right-target,implementation,mesh,left-mesh,right-mesh,precision,fail-on,dtype "
-    "number:degree,nproc,step,batch,width,layers,microbatches,"
+    "check": "name:implementation,strategy,mesh,dtype,optimizer,device,schedule "
+    "number:degree,steps,batch,width,layers,microbatches,chunks,timeout flag:json",
+    "diff": "name:target,left-target,right-target,implementation,mesh,left-mesh,right-mesh,precision,fail-on,dtype,"
+    "schedule number:degree,nproc,step,batch,width,layers,microbatches,chunks,"
     "timeout path:picture flag:json",
     "hlo": "flag:json",
     "report": "path:output,results name:section,fail-on number:timeout flag:quick,full,fresh,verbose,json",
@@ -86,10 +88,10 @@ OPTIONS = {
     "compile": "name:target,mesh,fail-on path:baseline flag:json,update-baseline",
     "bench collectives": "name:op,implementation,device number:ranks,iterations,budget,timeout size:size,min,max "
     "path:output,picture flag:bare,json,resume",
-    "bench steps": "name:strategy,mesh,implementation,dtype,optimizer,device number:ranks,iterations,rounds,batch,"
-    "width,layers,microbatches,speed-batch,timeout path:output,picture flag:json,resume",
-    "bench bubbles": "name:implementation,dtype,device number:stages,microbatches,iterations,batch,width,layers,"
-    "timeout path:output,picture,trace flag:json,resume",
+    "bench steps": "name:strategy,mesh,implementation,dtype,optimizer,device,schedule number:ranks,iterations,rounds,"
+    "batch,width,layers,microbatches,chunks,speed-batch,timeout path:output,picture flag:json,resume",
+    "bench bubbles": "name:implementation,dtype,device,schedule number:stages,microbatches,chunks,iterations,batch,"
+    "width,layers,timeout,paced-seconds path:output,picture,trace flag:json,resume,paced",
 }
 ARGUMENTS = {"diff": NAMES + list(STRATEGIES) + PATHS, "hlo": PATHS, "report": PATHS, "trace": PATHS}
 

@@ -80,7 +80,39 @@ LOOKS_ALIKE = {
         [over("all_to_all", 64, BOTH, "forward")],
         [derived(over("all_gather", 128, BOTH, "forward"), "shard_map/all_gather")],
     ),
+    "gathers of a mask, which is no exchange of activations": (
+        [over("all_to_all", 64, BOTH, "forward")],
+        [derived(rec("all_gather", 128, "forward", groups=BOTH, dtype="bool"))],
+    ),
+    "gathers of fewer tokens than are exchanged": (
+        [over("all_to_all", 64, BOTH, "forward")],
+        [derived(over("all_gather", 32, BOTH, "forward"))],
+    ),
+    "one gather for two exchanges": (
+        [over("all_to_all", 64, BOTH, "forward")] * 2,
+        [derived(over("all_gather", 128, BOTH, "forward"))],
+    ),
+    "weights that both sides gather": (
+        [replace(over("all_gather", 400, BOTH, "forward"), moves="parameter"), over("reduce_scatter", 400, BOTH)],
+        [
+            replace(derived(over("all_gather", 160, BOTH, "forward"), "params[0]"), moves="parameter"),
+            derived(over("all_gather", 48, BOTH, "forward")),
+        ],
+    ),
     "an exchange that the program asks for": ([], [derived(over("all_to_all", 64, BOTH), "shard_map/all_to_all")]),
+    "a sum too few in the forward pass, where no addends are added up": (
+        [rec("all_reduce", 64, "forward")],
+        [derived(rec("all_reduce", 64, "forward"))] * 2,
+    ),
+    "a count, which is no loss": ([rec("all_reduce", 64)], [derived(rec("all_reduce", 4, dtype="int32"))]),
+    "a loss that both sum, and one of them twice": (
+        [rec("all_reduce", 64), rec("all_reduce", 4)],
+        [derived(rec("all_reduce", 64)), derived(rec("all_reduce", 4)), derived(rec("all_reduce", 4, "forward"))],
+    ),
+    "a loss that one of two traced programs sums": (
+        [rec("all_reduce", 64)],
+        [rec("all_reduce", 64), rec("all_reduce", 4)],
+    ),
     "executions of a loop that is no pipeline's": (
         [rec("all_reduce", 64)] * 2,
         [looped(rec("all_reduce", 64), 4)],

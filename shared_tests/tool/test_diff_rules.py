@@ -151,6 +151,16 @@ EXPLAINED = {
         [rec("all_reduce", 64)] * 3,
         [derived(rec("all_reduce", 64))],
     ),
+    "calls that a trace cannot tell apart, added first": (
+        {"added_first"},
+        [replace(rec("all_reduce", 64), executions=Executions(3, 3))],
+        [derived(rec("all_reduce", 64))],
+    ),
+    "the loss of the whole batch": (
+        {"global_value"},
+        [rec("all_reduce", 64)],
+        [derived(rec("all_reduce", 68, parts=(64, 4)))],
+    ),
     "bubble ticks": ({"loop", "bubble_ticks"}, [permute(8, [(0, 1)])] * 2, [permute(8, [(0, 1)], times=3)]),
     "one sum over two axes": (
         {"joined_axes"},
@@ -209,8 +219,8 @@ EXPLAINED = {
     ),
     "tokens gathered whole": (
         {"gather_and_scatter"},
-        [over("all_to_all", 64, BOTH, "forward")] * 2,
-        [derived(over("all_gather", 128, BOTH, "forward")), derived(over("reduce_scatter", 128, BOTH, "forward"))],
+        [over("all_to_all", 64, BOTH, "forward")],
+        [derived(over("all_gather", 128, BOTH, "forward"))],
     ),
     "weights gathered": (
         {"weight_gathered"},

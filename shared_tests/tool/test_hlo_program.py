@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardiff.hlo import read
-from shardiff.hlo.instruction import Instruction
+from shardiff.hlo.instruction import Instruction, stack_frames
 from shardiff.hlo.records import group_mode
 from shardiff.hlo.text import BEGIN, END, parse, statements
 
@@ -158,3 +158,27 @@ def test_text_of_another_system_reads_the_same():
     text = "HloModule m\nENTRY main {\n  x = f32[8] parameter(0)\n"
     text += "  ROOT y = f32[8] all-gather(x), replica_groups={}, dimensions={0}\n}\n"
     assert read(text.replace("\n", "\r\n")).records == read(text).records != []
+
+
+def test_where_a_package_made_the_call_the_users_line_comes_first():
+    """As XLA prints it, a frame's parent has one more than its number, and one without a parent has 1."""
+    package = "/v/lib/python3.11/site-packages"
+    tables = {
+        "FileNames": f'\n1 "train.py"\n2 "{package}/flax/nnx/nn/linear.py"\n3 "{package}/optax/losses.py"\n',
+        "FileLocations": "".join(
+            f"\n{i} {{file_name_id={file} line={9 + i}}}" for i, file in enumerate((1, 1, 2, 3), 1)
+        ),
+        "StackFrames": "\n1 {file_location_id=1 parent_frame_id=1}\n2 {file_location_id=2 parent_frame_id=2}\n"
+        "3 {file_location_id=3 parent_frame_id=3}\n4 {file_location_id=4 parent_frame_id=4}\n"
+        "5 {file_location_id=4 parent_frame_id=1}\n",
+    }
+    lines = {"1": "train.py:10", "2": "train.py:11", "3": "train.py:11 (nn/linear.py:12)"}
+    lines |= {"4": "train.py:11 (optax/losses.py:13)", "5": f"{package}/optax/losses.py:13"}
+    assert stack_frames(tables) == lines
+    plain = {**tables, "StackFrames": "\n1 {file_location_id=1}\n2 {file_location_id=3 parent_frame_id=1}\n"}
+    assert stack_frames(plain) == {"1": "train.py:10", "2": "train.py:10 (nn/linear.py:12)"}
+    around = {
+        **tables,
+        "StackFrames": "\n1 {file_location_id=3 parent_frame_id=2}\n2 {file_location_id=4 parent_frame_id=1}",
+    }
+    assert stack_frames(around) == {"1": f"{package}/flax/nnx/nn/linear.py:12", "2": f"{package}/optax/losses.py:13"}

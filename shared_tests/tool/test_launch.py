@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -15,8 +15,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 from shardiff.ranks import silence
+from shardiff.ranks.rank import this_rank
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.torch_pool import Forked, run_on_ranks, workers
 from shardiff.ranks.verdict import WorkerError
@@ -26,13 +28,15 @@ from shared_tests.tool.rank_functions import (
     assert_gone,
     count,
     double,
-    looked_at,
+    listening,
     pickles_badly,
     rank_sum,
     step,
     with_a_process,
 )
+from torch_impl import collectives
 
+BEFORE_FORK = ("torch._dynamo",)  # which torch.optim imports at first use
 NUM_RANKS = 4
 
 
@@ -107,6 +111,38 @@ def test_two_pools_at_once_and_one_that_outlives_its_starter(pool: Workers) -> N
             other.call(count, 100, on_progress=kill_starter)
         assert_gone(seen)
         assert len(other.call(step)) == 2
+
+
+def looked_at(device: torch.device) -> tuple[list[str], list[str], set[str]]:
+    """What this rank notes: each collective, and the phases of a step that reports none; and where it listens."""
+    this, world = this_rank(), dist.group.WORLD
+    assert this is not None and world is not None
+    n, rank, x = world.size(), world.rank(), torch.zeros(world.size(), 10)
+    calls: list[Callable[[], Any]] = [
+        lambda: collectives.broadcast(x, 0, world),
+        lambda: collectives.scatter(x if rank == 0 else None, 0, world, like=x[:1]),
+        lambda: collectives.gather(x, 0, world),
+        lambda: collectives.reduce(x, 0, world),
+        lambda: collectives.all_gather(x, world),
+        lambda: collectives.reduce_scatter(x, world),
+        lambda: collectives.all_reduce(x, world),
+        lambda: collectives.all_to_all(x, world),
+        lambda: dist.barrier(),
+        lambda: dist.send(x, 1) if rank == 0 else dist.recv(x, 0) if rank == 1 else None,
+    ]
+    found = []
+    for call in calls:
+        call()
+        number, size, op, whom = this.notes.last_call()
+        found.append(f"{number} {op} {size} {whom}")
+    assert n * 40 == x.nbytes
+    phases: list[str] = []
+    this.report_phase = phases.append
+    w = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([w], 0.1)
+    w.square().sum().backward()
+    optimizer.step()
+    return found, list(phases), listening()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from shardiff.ranks.supervisor import Workers
+from shardiff.tracing.calls import Call
+from shardiff.tracing.merge import program_of
 from shared_tests.tool.realprograms import __main__ as campaign
-from shared_tests.tool.realprograms import oracle
+from shared_tests.tool.realprograms import oracle, torch_half, torch_oracle
 
 pytest.importorskip("jaxlib._hlo")
 SAMPLE = [("flax_linen", "language_model"), ("written", "experts"), ("written", "pipeline")]
@@ -35,3 +38,36 @@ def test_what_is_not_as_it_should_be_is_told():
         "no communication",
     ]
     assert list(campaign.check(shardiff.read(text, mesh="dp=4"), text, {"dp": 4})) == ["along no axis: ['r']"]
+
+
+@pytest.mark.parametrize("name", ["hsdp", "interleaved"])
+def test_a_torch_program_has_the_calls_that_torch_counts_and_the_bytes_of_the_formula(pool: Workers, name: str) -> None:
+    result = torch_half.measured(pool, name)
+    assert result.flaws == () and result.skipped is None
+    assert f"[torch_programs.py](torch_programs.py):{name} | " in torch_half.report([result])
+
+
+def test_a_library_that_is_not_there_is_skipped_with_the_reason(pool: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = replace(torch_half.PROGRAMS["llama_ddp"].PROGRAMS["llama_ddp"], package="nothing_of_this_name")
+    monkeypatch.setitem(torch_half.PROGRAMS["llama_ddp"].PROGRAMS, "llama_ddp", known)
+    result = torch_half.measured(pool, "llama_ddp")
+    assert result.skipped == "nothing_of_this_name is not installed" and result.flaws == ()
+    assert "| skipped: nothing_of_this_name is not installed |" in torch_half.report([result])
+
+
+def test_what_torch_counts_otherwise_is_told() -> None:
+    calls = [Call(0, "all_reduce"), Call(0, "reduce_scatter"), Call(0, "send"), Call(0, "wait"), Call(0, "mark")]
+    mode, gloo = {"all_reduce": 1, "reduce_scatter": 1}, {"all_reduce": 2, "send": 1}
+    assert torch_oracle.flaws(calls, mode, gloo) == []
+    assert torch_oracle.flaws(calls, {"all_reduce": 1}, gloo) == [
+        "traced {'all_reduce': 1, 'reduce_scatter': 1}, CommDebugMode counts {'all_reduce': 1}"
+    ]
+    assert torch_oracle.flaws(calls, mode, {"all_reduce": 2}) == [
+        "traced {'all_reduce': 1, 'reduce_scatter': 1, 'send': 1}, gloo ran {'all_reduce': 2}"
+    ]
+    ranks = [(calls, mode, gloo)]
+    program = program_of([calls])
+    assert list(torch_half.check(program, ranks, 8))[-1] == "0 steps are told of 3"
+    assert torch_oracle.op_of("c10d._reduce_scatter_base_") == "reduce_scatter"
+    with pytest.raises(ValueError, match="no op of a collective in 'gloo:new'"):
+        torch_oracle.op_of("gloo:new")

@@ -147,7 +147,8 @@ def test_the_shapes_compiled_for_are_those_of_the_arrays_trained_on(implementati
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_whole_step_compiles_to_the_program_that_trains(implementation, strategy):
-    run = Run(implementation, one_axis(strategy, 4), Problem(batch=8, width=16, layers=4))
+    problem = Problem(batch=8, width=16, layers=4 if strategy == "pipeline_parallel" else 2)
+    run = Run(implementation, one_axis(strategy, 4), problem)
     compiled = compile(run, parse("cpu:4"), "highest", update=True)
     mesh, optimizer = make_mesh(run, devices(4, "cpu")), train.make_optimizer(run)
     with jax.default_matmul_precision("highest"):
@@ -188,26 +189,6 @@ def test_a_slice_of_1024_chips_costs_no_more_than_its_program():
     compiled = compile(Run("annotated", one_axis("data_parallel", 1024), Problem(1024, 64, 2)), parse("v5p:8x8x16"))
     assert found(compiled) == {("backward", "all_reduce", "float32", 4 * (2 * (64 * 64 + 64) + 1)): 1}
     assert {r.group_size for r in hlo.read(compiled.hlo).records} == {1024}
-
-
-def test_tensor_parallel_as_each_compiler_has_it():
-    needs("cpu:8", "h100:8", "v5e:2x4")
-    run, size = Run("annotated", one_axis("tensor_parallel", 8), Problem(256, 1024, 4)), 4 * 256 * 1024
-    cpu, h100, v5e = compile_all([(run, parse(t)) for t in ("cpu:8", "h100:8", "v5e:2x4")])
-    (exact,) = compile_all([(run, parse("v5e:2x4"))], "highest")
-    gathers, scatters = ("all_gather", "float32", size), ("backward", "reduce_scatter", "float32", size)
-    loss = ("forward", "all_reduce", "float32", 4)
-
-    # the CPU's never scatters a sum: all_reduce, then a slice; the loss rides with one of them
-    reduced = ("backward", "all_reduce", "float32", size)
-    assert found(cpu) == {("forward", *gathers): 3, reduced: 2, (*reduced[:3], size + 4): 1}
-    # the GPU's finds what the explicit code says
-    assert found(h100) == {("forward", *gathers): 3, scatters: 3, loss: 1}
-    assert len(re.findall(r" reduce-scatter-start\(", h100.hlo)) == 3
-    # the TPU's gathers in bfloat16, which its matrix units take anyway, and gathers again what it did not keep
-    half = ("all_gather", "bfloat16", size // 2)
-    assert found(v5e) == {("forward", *half): 3, ("backward", *half): 2, scatters: 3, loss: 1}
-    assert found(exact) == {("forward", *gathers): 3, ("backward", *gathers): 2, scatters: 3, loss: 1}
 
 
 def test_float64_and_bfloat16_are_compiled_as_such():

@@ -19,13 +19,12 @@ from contract import cost
 from contract.problem import Problem
 from contract.strategy import AXES, STRATEGIES, Run, one_axis
 from shardiff.ranks.supervisor import Workers
-from shardiff.ranks.torch_pool import workers
 from shardiff.record import Record, totals
 from shardiff.tracing.calls import Call
 from shardiff.tracing.merge import merge
 from shardiff.tracing.tracer import capture, trace
+from shared_tests import on_ranks
 from torch_impl.mesh import make_mesh, of_device_mesh
-from torch_impl.traced import trace_run
 
 SMALL = Problem(batch=16, width=16, layers=8)
 RUNS = [Run("torch", one_axis(strategy, n), SMALL, device="cpu") for strategy in STRATEGIES for n in (2, 4, 8)]
@@ -41,9 +40,8 @@ RUNS += [
 
 
 @pytest.fixture(scope="module")
-def traced_runs() -> dict[Run, list[Record]]:
-    with workers(8, "cpu", timeout=120) as pool:
-        return {run: trace_run(run, pool) for run in RUNS}
+def traced_runs(pool: Workers) -> dict[Run, list[Record]]:
+    return on_ranks.traced(RUNS, pool)
 
 
 def written(run: Run) -> str:
@@ -99,8 +97,9 @@ def trace_library(device: torch.device, name: str) -> list[Call]:
 
 
 def library_step(device: torch.device, maker: str, strategy: str, schedule: str = "gpipe") -> Callable[[], Any]:
-    """A step of `benchmarks.steps.peers`: 2 ranks, 16 samples, 4 layers of 16 x 16."""
-    peers, train = importlib.import_module("benchmarks.steps.peers"), importlib.import_module("torch_impl.train")
+    """A step of a peer in `benchmarks.steps`: 2 ranks, 16 samples, 4 layers of 16 x 16."""
+    peers = importlib.import_module(f"benchmarks.steps.{'peers_sharded' if maker == 'fsdp2' else 'peers'}")
+    train = importlib.import_module("torch_impl.train")
     run = Run("torch", one_axis(strategy, 2), Problem(16, 16, 4), schedule=schedule, device="cpu")
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=(AXES[strategy] or "",))
     step, model = getattr(peers, maker)(mesh, run, device)

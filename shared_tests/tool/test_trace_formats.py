@@ -6,12 +6,15 @@ import csv
 import io
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardiff import baseline
 from shardiff.cli import main as cli
+from shardiff.program import Program
 from shardiff.record import Record, record, totals
 from shardiff.summary import by_rank, summarize
 from shardiff.tracing import traced
@@ -92,9 +95,9 @@ def test_a_baseline_is_written_and_compared(
 ) -> None:
     shown(capsys, "--baseline", "base.json", "--update-baseline")
     shown(capsys, "--baseline", "base.json")
-    document = json.loads(Path("base.json").read_text())
-    document["records"] = document["records"][1:]
-    Path("base.json").write_text(json.dumps(document))
+    [(name, program)] = baseline.read(Path("base.json")).items()
+    assert name == "train.py"
+    baseline.write(Path("base.json"), {name: replace(program, records=program.records[1:])})
     line = "more than the baseline: backward all_reduce over dp: 50 calls, 205 kB payload; it had 49 calls, 201 kB"
     assert line in shown(capsys, "--baseline", "base.json", status=1)
 
@@ -105,13 +108,15 @@ def test_a_baseline_is_written_and_compared(
         (["--format", "yaml"], "unknown format 'yaml'; known: table, json, csv"),
         (["--steps", "0"], "steps must be at least 1, got 0"),
         (["--fail-on", "all_gather"], "'all_gather' is no budget: write WORDS > SIZE"),
-        (["--baseline", "absent.json"], "absent.json: no such file; --update-baseline writes it"),
-        (["--update-baseline"], "--update-baseline needs --baseline FILE"),
+        (["--baseline", "absent.json"], "absent.json: no such baseline; write it with --update-baseline"),
+        (["--baseline", "other.json"], "other.json: has nothing for train.py; write it with --update-baseline"),
+        (["--update-baseline"], "--update-baseline needs --baseline FILE.json"),
         (["--baseline", "train.py"], "train.py: not JSON"),
         (["-m", "./train.py"], "'./train.py' is no name of a module"),
     ],
 )
 def test_wrong_input_is_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    baseline.write(Path("other.json"), {"other.py": Program(())})
     assert cli.main(["trace", *arguments, "train.py"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and says in err

@@ -108,7 +108,8 @@ def test_set_up_and_evaluation_are_no_part_of_a_step(name: str, programs: dict[s
     program = programs[name]
     assert len(program.steps) == 2
     assert {r.phase for r in program.segments.get("set-up", Program(()))} <= {"other"}
-    assert "other" not in {r.phase for part in program.steps for r in part}
+    rest = {r.detail for part in program.steps for r in part if r.phase == "other"}
+    assert rest == ({"which gradients are in which bucket"} if name == "ddp_and_zero" else set())
     assert {r.phase for r in program.segments.get("rest", Program(()))} <= {"other"}
 
 
@@ -134,6 +135,19 @@ def test_fsdp2s_units_are_named_in_both_passes(programs: dict[str, Program]) -> 
         **{("backward", "all_gather", unit): 1 for unit in ("0", "2")},
         **{("backward", "reduce_scatter", f"gradients of {unit}"): 1 for unit in ("0", "2")},
     }
+
+
+def test_fsdp2s_buckets_have_the_parameters_as_parts(programs: dict[str, Program]) -> None:
+    sizes = {
+        "0": (("0.weight", (8, 4), 128), ("0.bias", (8,), 32)),
+        "2": (("2.weight", (4, 8), 128), ("2.bias", (4,), 16)),
+    }
+    for record in programs["fsdp2"].steps[-1]:
+        unit = (record.detail or "").removeprefix("gradients of ")
+        told = [(part.detail, part.shape, part.bytes, part.moves) for part in record.parts]
+        prefix, moves = ("", "parameter") if record.op == "all_gather" else ("gradient of ", "gradient")
+        assert told == [(f"{prefix}{name}", shape, size, moves) for name, shape, size in sizes[unit]]
+        assert record.payload_bytes == sum(part.bytes for part in record.parts)
 
 
 def test_what_stages_ask_of_each_other_first_is_set_up(programs: dict[str, Program]) -> None:

@@ -26,7 +26,7 @@ COMMANDS = {
     "fails": ([*TRACE, "--nproc", "2", "--json", "train.py"], FAILS),
     "ddp": ([*TRACE, "--nproc", "2", "--values", "--json", "-m", "train"], DDP),
     "spawns": ([*TRACE, "--verify", "--json", "train.py"], SPAWNS),
-    "disagrees": ([*TRACE, "--nproc", "2", "--verify", "--json", "train.py"], DISAGREES),
+    "disagrees": ([*TRACE, "--verify", "--json", "train.py"], DISAGREES),
     "thinks": ([*TRACE, "--verify", "--timeout", "2", "train.py"], THINKS),
     "is silent": ([*TRACE, "--timeout", "2", "train.py"], THINKS),
 }
@@ -143,10 +143,10 @@ def test_a_call_that_does_not_fit_is_stopped_and_named_in_the_same_json(finished
     done = finished["disagrees"]
     assert done.returncode == 1, done.stderr
     document = json.loads(done.stdout)
-    assert [(f["op"], f["source"]) for f in document["records"]] == [("broadcast", "train.py:4")]
+    assert [(f["op"], f["source"]) for f in document["records"]] == [("broadcast", "train.py:6")]
     assert document["disagreements"] == [
-        "group 0 (ranks 0, 1), call 2: rank 0: all_reduce(sum) float32 16 B [4] at train.py:6; "
-        "rank 1: all_reduce(max) float32 16 B [4] at train.py:8"
+        "group 0 (ranks 0, 1), call 2: rank 0: all_reduce(sum) float32 16 B [4] at train.py:8; "
+        "rank 1: all_reduce(max) float32 16 B [4] at train.py:10"
     ]
     assert "went on" not in done.stderr
 

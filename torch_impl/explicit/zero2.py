@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contract.problem import Batch, Layer, split_slices
-from torch_impl.collectives import all_gather_flat, reduce_scatter_flat
+from shardiff.ranks.torch_versions import all_gather_single
+from torch_impl.collectives import reduce_scatter_flat
 from torch_impl.mesh import Mesh
 
 AXIS = "fsdp"
@@ -32,11 +33,11 @@ def own(layer: Layer, mesh: Mesh) -> Layer:
     return Layer(*(p.chunk(mesh.size(AXIS))[mesh.rank(AXIS)] for p in layer))
 
 
-def whole(layer: Layer, mesh: Mesh) -> Layer:
-    """W[D, F] = AllGather_fsdp(W[D_fsdp, F]), in place."""
-    for p, updated in zip(layer, all_gather_flat(own(layer, mesh), mesh.group(AXIS)), strict=True):
-        p.detach().copy_(updated)
-    return layer
+def whole(layer: Layer, mesh: Mesh) -> list[dist.Work | None]:
+    """W[D, F] = AllGather_fsdp(W[D_fsdp, F]), in place: each rank has updated its rows where they are."""
+    group = mesh.group(AXIS)
+    pairs = zip(layer, own(layer, mesh), strict=True)
+    return [all_gather_single(p.detach(), mine.detach(), group=group, async_op=True) for p, mine in pairs]
 
 
 def total(share: Tensor, mesh: Mesh) -> dist.Work | None:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend that sends nothing
 
 import shardiff.mesh
+from benchmarks.held import held, kept_for_backward
 from benchmarks.lab.traffic import sent_bytes
-from benchmarks.steps.memory import held, kept_for_backward
 from contract.layout import cut, held_by, schedule_of, unit_of
 from contract.problem import Layer
 from contract.strategy import Run

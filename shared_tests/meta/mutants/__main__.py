@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from shared_tests import quick
 from shared_tests.meta.mutants.in_copy import failure
 from shared_tests.meta.mutants.judge import judge
 from shared_tests.meta.mutants.planted import PLANTED, Planted
@@ -54,10 +55,9 @@ def part_of(mutant: Mutant) -> str:
 
 def try_training(done: Callable[[Line], None]) -> None:
     """Run all mistakes in training, in worker processes (torch) and in this one (JAX)."""
-    from shardiff.ranks import jax_devices as devices
     from shardiff.ranks.torch_pool import workers
 
-    devices.prepare(8, "cpu")
+    quick.prepare(8)
     with workers(4, "cpu", timeout=60) as pool:
         for mutant in MUTANTS:
             began = time.perf_counter()

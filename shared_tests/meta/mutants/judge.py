@@ -13,7 +13,6 @@ from shared_tests import evidence
 from shared_tests.edited import Edit, edited
 from shared_tests.meta.mutants.training import RAISES, STUCK, Mutant
 from shared_tests.on_ranks import train_edited
-from shared_tests.quick import quick_compilation
 
 STUCK_AFTER = 3.0  # seconds
 
@@ -51,7 +50,7 @@ def judge_run(
 def run_edited(run: Run, module: str, edits: Sequence[Edit], pool: Any, hangs: bool = False) -> Any:
     """The result of a run with an edited module, in worker processes (torch) or in this one (JAX)."""
     if run.implementation != "torch":
-        with edited(module, edits), quick_compilation():
+        with edited(module, edits):
             return importlib.import_module("jax_impl.train").run(run)
     from torch_impl import train
 

@@ -1,7 +1,8 @@
-"""`make realprograms`: whole programs of JAX's libraries, compiled for three kinds of hardware and read.
+"""`make realprograms`: whole programs of JAX's libraries, compiled for three kinds of hardware, and of torch's, run.
 
-Of each it is checked that as many collectives of each op are read as XLA's own parser sees, that every one runs along
-an axis of the mesh, and that the totals by axis add up to the program's. The result is `results.md` beside this file.
+Of each JAX program it is checked that as many collectives of each op are read as XLA's own parser sees, that every one
+runs along an axis of the mesh, and that the totals by axis add up to the program's. Of the torch programs: see
+`torch_half`. The result is `results.md` beside this file.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shardiff.program import Program
 from shardiff.system import files
 from shardiff.system.machine import version
 from shardiff.system.words import size
-from shared_tests.tool.realprograms import oracle
+from shared_tests.tool.realprograms import oracle, torch_half
 
 TARGETS = ("cpu:8", "h100:8", "v5e:2x4")
 PROGRAMS: dict[tuple[str, str], dict[str, int]] = {
@@ -66,8 +67,13 @@ def main() -> int:
         results.append(result)
         told = "; ".join(result.flaws) or "holds"
         print(f"{result.file}:{result.function} on {result.target}: {result.seconds:.1f} s; {told}", flush=True)
-    files.write(options.output, report(results))
-    return int(any(result.flaws for result in results))
+    of_torch = []
+    for ran in torch_half.measure(torch_half.PROGRAMS):
+        of_torch.append(ran)
+        told = "; ".join(ran.flaws) or (f"skipped: {ran.skipped}" if ran.skipped else "holds")
+        print(f"{ran.file}:{ran.name}: {ran.seconds:.1f} s; {told}", flush=True)
+    files.write(options.output, f"{report(results)}\n{torch_half.report(of_torch)}")
+    return int(any(result.flaws for result in (*results, *of_torch)))
 
 
 def measure(programs: Iterable[tuple[str, str]], targets: Sequence[str]) -> Iterator[Result]:
@@ -115,6 +121,8 @@ def report(results: Sequence[Result]) -> str:
     versions = ", ".join(f"{name} {version(name) or 'not installed'}" for name in packages)
     lines = [
         "# Real programs",
+        "",
+        "## JAX",
         "",
         "Whole training steps, compiled by `make realprograms` for hardware that is not there: the calls and bytes",
         f"of a rank in one step. {versions}.",

@@ -41,8 +41,8 @@ FIGURES = (
         ),
         (
             "right if one rank is",
-            '"correct": all(one["correct"] for one in measured)',
-            '"correct": any(one["correct"] for one in measured)',
+            '"correct": all(one["correct"] and one["right"][mode] for one in measured)',
+            '"correct": any(one["correct"] and one["right"][mode] for one in measured)',
             "test_rows_are_of_the_slowest_rank_and_wrong_if_one_rank_is",
         ),
         (
@@ -66,37 +66,39 @@ FIGURES = (
         ),
         (
             "the clock stops before the device is done",
-            "        side.wait(side.call())\n        per_iteration.append(perf_counter() - began)\n",
-            "        side.call()\n        per_iteration.append(perf_counter() - began)\n",
+            "    last = side.call()\n    side.wait(last)\n",
+            "    last = side.call()\n",
             "test_the_clock_runs_from_a_barrier_to_the_end_of_the_call",
         ),
         (
-            "no barrier between iterations",
-            "        per_iteration.append(perf_counter() - began)\n        side.agree(0)\n",
-            "        per_iteration.append(perf_counter() - began)\n",
+            "no barrier between timings",
+            "        side.renew(after)\n        side.agree(0)\n",
+            "        side.renew(after)\n",
             "test_the_clock_runs_from_a_barrier_to_the_end_of_the_call",
         ),
         (
-            "the barrier is timed too",
-            "        per_iteration.append(perf_counter() - began)\n        side.agree(0)\n",
-            "        side.agree(0)\n        per_iteration.append(perf_counter() - began)\n",
+            "the check of the values is timed too",
+            "        seconds_of[mode].append((perf_counter() - began) / times)\n"
+            "        right[mode] = side.right(result, times) and right[mode]\n",
+            "        right[mode] = side.right(result, times) and right[mode]\n"
+            "        seconds_of[mode].append((perf_counter() - began) / times)\n",
             "test_a_call_is_timed_alone_and_as_often_as_the_budget_allows",
         ),
         (
-            "no barrier between batches",
-            "            seconds_of[mode].append((perf_counter() - began) / calls)\n            side.agree(0)\n",
-            "            seconds_of[mode].append((perf_counter() - began) / calls)\n",
-            "test_the_clock_runs_from_a_barrier_to_the_end_of_the_call",
+            "of the timed calls the last one's values alone count",
+            "right[mode] = side.right(result, times) and right[mode]",
+            "right[mode] = side.right(result, times)",
+            "test_a_call_is_timed_alone_and_as_often_as_the_budget_allows",
         ),
         (
             "a batch's seconds not divided by its calls",
-            "(perf_counter() - began) / calls",
+            "(perf_counter() - began) / times",
             "perf_counter() - began",
             "test_a_call_is_timed_alone_and_as_often_as_the_budget_allows",
         ),
         (
             "the last calls of a batch are not waited for",
-            "    for result in pending:\n        side.wait(result)\n",
+            "    for result in (*pending, last):\n        side.wait(result)\n",
             "",
             "test_calls_under_way_are_bounded",
         ),
@@ -139,6 +141,12 @@ FIGURES = (
             '"update_share": spread([moved / b / (2 * parameters / a)',
             '"update_share": spread([moved / b / (parameters / a)',
             "test_rates_count_the_operations_and_bytes_of_the_passes_and_the_update",
+        ),
+        (
+            "a negative exposed share told as zero",
+            'return {"compute_seconds": None, "exposed_seconds": None, "exposed_share": None}\n        return',
+            "share = 0.0\n        return",
+            "test_a_step_that_takes_longer_without_communication_has_no_exposed_share",
         ),
         (
             "exposed share of one rank for the mean over ranks",
@@ -193,8 +201,8 @@ FIGURES = (
         "bench/test_bench_bubbles",
         (
             "waiting taken for work",
-            'BUSY = ("forward", "backward")',
-            'BUSY = ("forward", "backward", "wait")',
+            'BUSY = ("forward", "backward", "backward_input", "backward_weight")',
+            'BUSY = ("forward", "backward", "backward_input", "backward_weight", "wait")',
             "test_waiting_and_sending_are_idle_and_do_not_lengthen_the_span",
         ),
     ),

@@ -32,8 +32,8 @@ HARMLESS = (
     mutant(
         "backward passes of a pipeline in the opposite order on every stage",
         "torch_impl.explicit.pipeline_parallel",
-        "saved.pop(i)",
-        "saved.pop(microbatches - 1 - i)",
+        "passes.backward(saved.pop((chunk, i)), received)",
+        "passes.backward(saved.pop((chunk, schedule.microbatches - 1 - i)), received)",
         set(),
     ),
 )

@@ -69,6 +69,26 @@ JAX = (
         strategy="pipeline_parallel",
         layers=5,
     ),
+    mutant(
+        "every stage sends the gradient of a loss",
+        "jax_impl.ticks",
+        "out = jnp.where(stage == last_stage, grad, out)",
+        "out = grad",
+        ALL,
+        strategy="pipeline_parallel",
+        schedule="1f1b",
+        layers=2,
+    ),
+    mutant(
+        "residuals of the first microbatch for all",
+        "jax_impl.ticks",
+        'a._replace(kind="forward") for a in row]',
+        'a._replace(kind="forward", microbatch=0) for a in row]',
+        BACKWARD,
+        strategy="pipeline_parallel",
+        schedule="1f1b",
+        layers=2,
+    ),
     # annotated
     mutant(
         "rows split instead of columns",

@@ -68,8 +68,8 @@ MESHES = (
     mutant(
         "a stage that parts a pair of layers",
         "torch_impl.mesh",
-        "for name in run.mesh.names}, unit_of(run))",
-        "for name in run.mesh.names}, 1)",
+        "return Mesh(groups, unit_of(run), schedule_of(run))",
+        "return Mesh(groups, 1, schedule_of(run))",
         {RAISES},
         strategy="megatron_tensor_parallel",
         mesh="pp=2,tp=2",

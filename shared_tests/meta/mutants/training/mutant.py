@@ -42,6 +42,7 @@ class Mutant:
     microbatches: int = 2
     overlap: bool = True
     words: str = ""
+    schedule: str = "gpipe"
 
     @property
     def run(self) -> Run:
@@ -56,6 +57,7 @@ class Mutant:
             self.microbatches,
             overlap=self.overlap,
             device="cpu",
+            schedule=self.schedule,
         )
 
 

@@ -75,7 +75,7 @@ TORCH = (
     mutant(
         "loss summed in a bucket but not handed back",
         "torch_impl.buckets",
-        "total.copy_(parts[-1][-1].view_as(total))",
+        "total.copy_(flats[-1][-1])",
         "pass",
         {RAISES},
         words="rank 1 has losses",
@@ -172,30 +172,56 @@ TORCH = (
     mutant(
         "per-microbatch loss not rescaled",
         "torch_impl.explicit.pipeline_parallel",
-        "loss(out, parts[i])",
-        "loss(out, parts[i]) * microbatches",
+        "loss(final(x), parts[i])",
+        "loss(final(x), parts[i]) * schedule.microbatches",
         ALL,
     ),
     mutant(
         "microbatch gradients overwritten instead of accumulated",
         "torch_impl.explicit.pipeline_parallel",
-        "                out.backward(received)\n",
-        "                [setattr(p, 'grad', None) for layer in forward.__closure__[1].cell_contents for p in layer]\n"
-        "                out.backward(received)\n",
+        "            return passes.backward(saved.pop((chunk, i)), received)\n",
+        "            [setattr(p, 'grad', None) for each in chunks[chunk] for layer in each.args[0] for p in layer]\n"
+        "            return passes.backward(saved.pop((chunk, i)), received)\n",
         BACKWARD,
     ),
     mutant(
         "loss of the last microbatch alone",
         "torch_impl.explicit.pipeline_parallel",
-        "share += out.detach()",
-        "share = out.detach()",
+        "share.add_(out)",
+        "share.copy_(out)",
         {LOSS},
     ),
     mutant(
-        "activations sent the wrong way",
+        "gradients that are not sent",
         "torch_impl.explicit.pipeline_parallel",
-        'return stage + 1 if action.kind == "forward" else stage - 1',
-        'return stage - 1 if action.kind == "forward" else stage + 1',
+        '            with observe("send", action):\n                sends.append(',
+        '            if action.kind == "forward":\n                sends.append(',
         {STUCK},
+    ),
+    mutant(
+        "weight gradient of another microbatch",
+        "torch_impl.explicit.pipeline_parallel",
+        "            passes.backward_weight(saved[chunk, i])\n",
+        "            mine, other = saved[chunk, i].put_off, saved.get((chunk, i + 1), saved[chunk, i]).put_off\n"
+        "            saved[chunk, i].put_off = [(a, c, b) for (a, _, b), (_, c, _) in zip(mine, other or mine)]\n"
+        "            passes.backward_weight(saved[chunk, i])\n",
+        BACKWARD,
+        schedule="zb_h1",
+    ),
+    mutant(
+        "no weight gradient of the last microbatch",
+        "torch_impl.explicit.pipeline_parallel",
+        "            passes.backward_weight(saved[chunk, i])\n",
+        "            if i + 1 < schedule.microbatches:\n                passes.backward_weight(saved[chunk, i])\n",
+        BACKWARD,
+        schedule="zb_v",
+    ),
+    mutant(
+        "chunks of a stage swapped",
+        "torch_impl.explicit.pipeline_parallel",
+        "*functions, final = chunks[chunk]",
+        "*functions, final = chunks[-1 - chunk]",
+        ALL,
+        schedule="interleaved",
     ),
 )

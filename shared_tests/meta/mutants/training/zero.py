@@ -89,8 +89,8 @@ ZERO = (
     mutant(
         "the gather after the update forgotten",
         "torch_impl.explicit.zero1",
-        "        p.detach().copy_(updated)\n",
-        "        pass\n",
+        "all_gather_single(p.detach(), mine",
+        "all_gather_single(p.detach().clone(), mine",
         {PARAMETERS, REPLICAS},
     ),
     mutant(
@@ -112,8 +112,8 @@ ZERO = (
     mutant(
         "the gather after the update of another axis",
         "torch_impl.explicit.zero2",
-        "all_gather_flat(own(layer, mesh), mesh.group(AXIS))",
-        "all_gather_flat(own(layer, mesh), mesh.group('dp'))",
+        "    group = mesh.group(AXIS)\n",
+        "    group = mesh.group('dp')\n",
         {PARAMETERS, REPLICAS},
         mesh="dp=2,fsdp=2",
     ),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 
 
 def local(t: Tensor) -> Tensor:
@@ -24,7 +25,7 @@ def nbytes(tensors: Iterable[Tensor | None]) -> int:
 
 def held(leaves: list[Tensor], optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Bytes of parameters, gradients and optimizer state after a step."""
-    state = [v for p in leaves for v in optimizer.state[p].values() if isinstance(v, Tensor)]
+    state = [v for of_leaf in optimizer.state.values() for v in of_leaf.values() if isinstance(v, Tensor)]
     return {
         "parameters": nbytes(leaves),
         "gradients": nbytes(p.grad for p in leaves),
@@ -38,20 +39,24 @@ def kept_for_backward(
     """The most bytes that autograd keeps at any time of a step, but for `not_counted` (parameters and batch).
 
     beside: bytes kept at the moment that autograd does not know of, such as gradients that are put off. None where
-    parameters are DTensors: what autograd then keeps are wrappers without storage.
+    autograd keeps DTensors or other wrappers, which have no storage of their own.
     """
     if any(isinstance(t, DTensor) for t in not_counted):
         return None
     known = {t.untyped_storage().data_ptr() for t in not_counted}
     uses: Counter[int] = Counter()
     now = most = 0
+    wrapped = False
 
     class Kept:
         def __init__(self, t: Tensor) -> None:
-            nonlocal now
+            nonlocal now, wrapped
             self.tensor = t.detach()  # not t itself: an operation that keeps its own output would never be freed
-            storage = self.tensor.untyped_storage()
-            self.key, self.size = storage.data_ptr(), storage.nbytes()
+            self.key = self.size = 0
+            if type(t) in (Tensor, Parameter):
+                storage = self.tensor.untyped_storage()
+                self.key, self.size = storage.data_ptr(), storage.nbytes()
+            wrapped = wrapped or not self.key
             uses[self.key] += 1
             if uses[self.key] == 1 and self.key not in known:
                 now += self.size
@@ -73,4 +78,4 @@ def kept_for_backward(
 
     with torch.autograd.graph.saved_tensors_hooks(Kept, unpack):
         step()
-    return most
+    return None if wrapped else most

@@ -1,0 +1,115 @@
+"""What a lesson shows of a strategy, or of the strategies of a mesh, as data: all of it is read or computed, not told.
+
+The files of the three implementations; who holds which rows and columns; what is communicated by the closed form, in a
+traced run, and as XLA derives it; and the memory of a rank.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from contract import cost, strategies
+from contract.layout import layout
+from contract.memory import Memory, memory
+from contract.problem import split_slices
+from contract.share import HELD, Part
+from contract.strategy import Run
+from shardiff.record import Record, totals
+
+if TYPE_CHECKING:
+    from benchmarks.diff_strategies import StrategyDiff
+
+SIDES = {"torch": "torch_impl.explicit", "shard_map": "jax_impl.shard_map", "annotated": "jax_impl.annotated"}
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """run: what is shown, in torch. diffs: what XLA derives from the annotations for each target, beside the trace.
+
+    naive: the same for the spelling that a strategy avoids, where it has one.
+    """
+
+    run: Run
+    diffs: tuple[StrategyDiff, ...]
+    naive: tuple[StrategyDiff, ...]
+
+    @property
+    def title(self) -> str:
+        """The strategy and the mesh."""
+        return f"{self.run.strategy} on {self.run.mesh}"
+
+    @property
+    def written(self) -> list[Record]:
+        """The closed form of what one step communicates."""
+        return cost.communication(self.run)
+
+    @property
+    def memory(self) -> Memory:
+        """What the rank that holds most holds in one step."""
+        return max(memory(self.run), key=lambda held: sum(held.to_json().values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {
+            "schema": 1,
+            "strategy": self.run.strategy,
+            "mesh": dict(self.run.mesh.axes),
+            "files": {name: files(name) for name in self.run.strategies},
+            "held": {
+                of: [[words(part, self.run.problem.width) for part in parts] for parts in layout(self.run, of)]
+                for of in HELD
+            },
+            "closed_form": {"records": [r.to_json() for r in self.written], "totals": totals(self.written)},
+            "memory": self.memory.to_json(),
+            "diffs": [one.to_json() for one in self.diffs],
+            "naive": [one.to_json() for one in self.naive],
+        }
+
+
+def words(part: Part, width: int) -> str:
+    """A part as NumPy would index it: w0[0:256, :] b0[0:256]."""
+
+    def index(s: slice) -> str:
+        start, stop, _ = s.indices(width)
+        return ":" if (start, stop) == (0, width) else f"{start}:{stop}"
+
+    rows, columns = map(index, part.w)
+    return f"w{part.layer}[{rows}, {columns}] b{part.layer}[{index(part.b[0])}]"
+
+
+def files(strategy: str) -> dict[str, str]:
+    """The source of a strategy in each implementation."""
+    return {side: source_of(f"{package}.{strategy}") for side, package in SIDES.items()}
+
+
+def source_of(module: str) -> str:
+    """The source of a module, which is not imported: that would take a framework's seconds."""
+    found = find_spec(module)
+    assert found is not None and found.origin is not None
+    return Path(found.origin).read_text()
+
+
+def text_of(strategy: str) -> list[str]:
+    """The paragraphs in which the contract describes a strategy: what is split, and what is communicated."""
+    text = inspect.getdoc(strategies.of(strategy)) or ""
+    return [" ".join(one.split()) for one in text.split("\n\n")]
+
+
+def rows_of(run: Run, rank: int) -> slice:
+    """The rows of the batch that a rank has, as neighbours: strategies that split samples split them in turn."""
+    at, mine = run.mesh.coordinates(rank), slice(0, run.problem.batch)
+    for axis in reversed(run.nested):
+        split = len(set(strategies.of(axis.strategy).rows(axis.size, axis.size))) == 1
+        if split and sum(strategies.of(axis.strategy).rows(axis.size, axis.size)) == axis.size:
+            part = split_slices(mine.stop - mine.start, axis.size)[at[axis.name]]
+            mine = slice(mine.start + part.start, mine.start + part.stop)
+    return mine
+
+
+def held_by(run: Run, rank: int, of: str) -> list[Part]:
+    """The parts of the first two layers that a rank holds: no strategy knows more than even and odd layers."""
+    return [part for part in layout(run, of)[rank] if part.layer < 2]

@@ -1,0 +1,100 @@
+"""The library equivalents in torch train the same as ours, and what ours hold is what the closed form says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.steps.numbers import peers_of
+from contract.memory import memory
+from contract.problem import Problem
+from contract.strategy import Run, parse_axes
+from shared_tests.bench.pools import shared
+
+SMALL = Problem(batch=8, width=16, layers=4, dtype="float64")
+
+
+def run_of(mesh: str, *strategies: str, reshard: bool | None = None) -> Run:
+    return Run("torch", parse_axes(mesh, strategies), SMALL, microbatches=2, device="cpu", reshard=reshard)
+
+
+PEERS = {  # on 4 ranks: every axis alone, and every two that torch composes
+    run_of("dp=4"): ("ddp", "fsdp2"),
+    run_of("tp=4"): ("dtensor",),
+    run_of("tp=4", "tensor_parallel"): ("dtensor",),
+    run_of("pp=4"): ("pipelining",),
+    run_of("fsdp=4"): ("fsdp2",),
+    run_of("fsdp=4", reshard=False): ("fsdp2",),
+    run_of("fsdp=4", "zero1"): ("ddp_zero",),
+    run_of("fsdp=4", "zero2"): ("fsdp2",),
+    run_of("dp=2,fsdp=2"): ("fsdp2",),
+    run_of("dp=2,tp=2"): ("dtensor_ddp",),
+    run_of("dp=2,tp=2", "tensor_parallel"): ("dtensor_ddp",),
+    run_of("fsdp=2,tp=2"): ("dtensor_fsdp2",),
+    run_of("fsdp=2,tp=2", "tensor_parallel", reshard=False): ("dtensor_fsdp2",),
+    run_of("tp=2,fsdp=2"): (),  # torch wants tp inside
+}
+
+
+def measured_on_rank(device, runs):
+    """For each run, what block() and finish() of every contestant say on one rank, after three steps."""
+    from benchmarks.steps import torch as steps_torch
+
+    state, results = steps_torch.State(device), []
+    for run in runs:
+        silent = steps_torch.prepare(state, run, ["torch", *peers_of(run, "torch")])
+        taken = steps_torch.block(state, 2, 1)
+        results.append((silent, taken, steps_torch.finish(state)))
+    return results
+
+
+@pytest.fixture(scope="module")
+def measured(pool):
+    """run -> what every rank tells."""
+    with shared(pool):
+        ranks = pool.call(measured_on_rank, list(PEERS), world_size=4)
+    return dict(zip(PEERS, zip(*ranks, strict=True), strict=True))
+
+
+def label(run: Run) -> str:
+    return f"{run.strategy}{'' if run.gathered_again else ', kept'}"
+
+
+@pytest.mark.parametrize("run", PEERS, ids=label)
+def test_peers_train_the_same(run, measured):
+    assert peers_of(run, "torch") == PEERS[run]
+    for silent, taken, got in measured[run]:
+        assert set(got) == {"torch", *PEERS[run]} and "torch" in silent
+        for name, told in got.items():
+            assert told["difference"] < 1e-12, name
+            assert told["loss"] == pytest.approx(got["torch"]["loss"], rel=1e-12), name
+            assert len(taken[name]["step"]) == 2
+            assert len(taken[name]["compute"]) == (2 if name in silent else 0)
+
+
+@pytest.mark.parametrize("run", PEERS, ids=label)
+def test_memory_is_the_closed_form_s(run, measured):
+    for (_, _, got), want in zip(measured[run], memory(run), strict=True):
+        ours = got["torch"]
+        assert ours["parameters"] == want.parameters
+        in_buckets = {"data_parallel", "zero1"} & {*run.strategies} and "fully_sharded" not in run.strategies
+        assert ours["gradients"] == want.gradients + (8 if in_buckets else 0)  # the loss rides in one
+        assert want.optimizer_state <= ours["optimizer_state"] <= want.optimizer_state + 4 * 2 * SMALL.layers
+        assert ours["activations"] == want.activations
+
+
+@pytest.mark.parametrize("run", [run for run in PEERS if "fsdp" in run.mesh.names], ids=label)
+def test_what_fsdp2_and_zero_hold_is_the_closed_form_s_as_well(run, measured):
+    for (_, _, got), want in zip(measured[run], memory(run), strict=True):
+        for theirs in (got[name] for name in PEERS[run]):
+            if "zero2" not in run.strategies:  # beside which FSDP2 is for context
+                assert theirs["parameters"] == want.parameters
+            assert theirs["gradients"] == want.gradients
+            assert theirs["optimizer_state"] == pytest.approx(want.optimizer_state, rel=0.02)
+
+
+def test_another_order_of_the_axes_or_a_naive_pipeline_has_no_peer():
+    assert peers_of(run_of("tp=2,dp=2"), "torch") == ()
+    assert peers_of(replace(run_of("pp=4"), schedule="naive"), "torch") == ()
+    assert peers_of(run_of("fsdp=4"), "jax") == ()

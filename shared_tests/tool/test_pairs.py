@@ -1,0 +1,68 @@
+"""One GPT in torch and in flax nnx: a diff of the two says what a person wants to know, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+import shardiff
+from jax_impl.jax_versions import WITHOUT_FUSION_EMITTERS
+from shardiff.diff import Diff
+from shardiff.program import Program
+from shardiff.ranks.supervisor import Workers
+from shardiff.tracing.merge import program_of
+from shared_tests.quick import quick_compilation
+from shared_tests.tool.pairs import gpt_nnx, gpt_torch
+from shared_tests.tool.pairs.sizes import BATCH, LAYERS, RANKS, TOKENS, VOCABULARY, D
+
+AXES = {"data_parallel": "dp", "tensor_parallel": "tp"}
+FLOAT = 4
+BLOCK = 4 * (D * D + D) + (4 * D * D + 4 * D) + (4 * D * D + D) + 4 * D
+PARAMETERS = (2 * VOCABULARY * D + TOKENS * D + LAYERS * BLOCK + 2 * D) * FLOAT
+ACTIVATIONS = BATCH * TOKENS * D * FLOAT
+
+
+@pytest.fixture(scope="module")
+def traced(pool: Workers) -> dict[str, Program]:
+    """The last training step of each program in torch."""
+    ranks = pool.call(gpt_torch.traced, tuple(AXES), world_size=RANKS)
+    return {name: program_of([rank[name] for rank in ranks], "torch").steps[-1] for name in AXES}
+
+
+@cache
+def compiled(name: str) -> Program:
+    step, args = gpt_nnx.step(shardiff.mesh(f"cpu:{RANKS}", **{AXES[name]: RANKS}), name)
+    with quick_compilation():
+        return shardiff.read(step.lower(*args).compile(compiler_options=WITHOUT_FUSION_EMITTERS))
+
+
+def told(diff: Diff) -> list[tuple[str, tuple[str, ...], dict[str, int]]]:
+    return [(row.verdict, row.rules, row.bytes) for row in diff.rows]
+
+
+def test_ddp_and_data_parallel_send_the_same_gradients_and_one_the_whole_loss_too(traced: dict[str, Program]) -> None:
+    diff = shardiff.diff(traced["data_parallel"], compiled("data_parallel"))
+    gradients = PARAMETERS * 2 * (RANKS - 1) // RANKS
+    loss = FLOAT * 2 * (RANKS - 1) // RANKS
+    assert told(diff) == [("rewritten", ("global_value",), {"left": gradients, "right": gradients + loss})]
+    assert diff.unexplained == 0
+
+
+def test_parallelize_module_and_annotations_send_the_same_sums(traced: dict[str, Program]) -> None:
+    diff = shardiff.diff(traced["tensor_parallel"], compiled("tensor_parallel"))
+    sums = ACTIVATIONS * 2 * (RANKS - 1) // RANKS
+    rows = [(row.verdict, row.rules) for row in diff.rows]
+    assert set(rows) == {("same", ()), ("rewritten", ("combined",))}, diff
+    for side in ("left", "right"):
+        by_phase = {"forward": 2 * LAYERS * sums, "backward": 4 * LAYERS * sums}
+        sent = {phase: getattr(diff, side).only(phase=phase).wire_bytes for phase in by_phase}
+        assert sent == by_phase and sum(row.bytes[side] for row in diff.rows) == sum(by_phase.values())
+
+
+def test_a_sum_that_one_of_them_forgets_is_unexplained(traced: dict[str, Program]) -> None:
+    left = traced["tensor_parallel"]
+    forward = left.only(phase="forward").records
+    without = replace(left, records=tuple(record for record in left.records if record != forward[0]))
+    assert shardiff.diff(without, compiled("tensor_parallel")).unexplained == 1
