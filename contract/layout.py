@@ -9,10 +9,10 @@ from math import prod
 import numpy as np
 
 from contract import strategies
-from contract.problem import Layer, split_sizes
+from contract.problem import Layer, Problem, split_sizes
 from contract.schedule import Schedule, make, parts_of
 from contract.share import WHOLE, Kept, Part, Pass, Share
-from contract.strategy import Run
+from contract.strategy import Axes, Run
 
 
 @lru_cache(64)
@@ -24,19 +24,26 @@ def layout(run: Run, of: str = "parameters") -> list[list[Part]]:
     return [held_by(run, rank, of) for rank in range(run.world_size)]
 
 
-@lru_cache(4096)
 def held_by(run: Run, rank: int, of: str = "parameters") -> list[Part]:
     """The same for one rank, without a look at all others."""
-    at, unit = run.mesh.coordinates(rank), unit_of(run)
-    parts = [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in range(run.problem.layers)]
-    for axis in reversed(run.nested):
-        strategy, index = strategies.of(axis.strategy), at[axis.name]
+    at = tuple(run.mesh.coordinates(rank).items())
+    return _held(run.nested, run.problem, run.schedule, run.chunks, at, of)
+
+
+@lru_cache(8192)
+def _held(
+    nested: Axes, problem: Problem, schedule: str, chunks: int, at: tuple[tuple[str, int], ...], of: str
+) -> list[Part]:
+    places, unit = dict(at), _unit(nested)
+    parts = [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in range(problem.layers)]
+    # A pipeline picks layers, and all others cut inside of layers: picked first, there is less to cut.
+    for axis in sorted(reversed(nested), key=lambda axis: axis.strategy != "pipeline_parallel"):
+        strategy, index = strategies.of(axis.strategy), places[axis.name]
         if axis.strategy == "pipeline_parallel":
-            places = parts_of(run.schedule, axis.size, run.chunks)
-            of_stage = strategy.chunks(parts, run.problem, axis.size, index, unit, places)
+            of_stage = strategy.chunks(parts, problem, axis.size, index, unit, parts_of(schedule, axis.size, chunks))
             parts = [part for chunk in of_stage for part in chunk]
         elif of in strategy.SPLITS:
-            parts = strategy.cut(parts, run.problem, axis.size, index, unit)
+            parts = strategy.cut(parts, problem, axis.size, index, unit)
     return parts
 
 
@@ -63,7 +70,11 @@ def chunks_of(run: Run, rank: int) -> list[list[Part]]:
 
 def unit_of(run: Run) -> int:
     """How many consecutive layers must stay on one rank."""
-    return max((strategies.of(axis.strategy).UNIT for axis in run.axes), default=1)
+    return _unit(run.axes)
+
+
+def _unit(axes: Axes) -> int:
+    return max((strategies.of(axis.strategy).UNIT for axis in axes), default=1)
 
 
 def share(run: Run, rank: int) -> Share:

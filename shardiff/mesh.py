@@ -56,7 +56,13 @@ class Mesh:
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Axis -> where the rank lies on it."""
-        return dict(zip(self.names, map(int, np.unravel_index(rank, self.shape)), strict=True)) if self.axes else {}
+        found, left = [], rank
+        for name, size in reversed(self.axes):
+            left, at = divmod(left, size)
+            found.append((name, at))
+        if left:
+            raise ValueError(f"rank {rank} is not in the mesh {self}")
+        return dict(reversed(found))
 
     def groups(self, *names: str) -> Groups:
         """Every group of ranks that differ along these axes alone; `groups("tp")`, or `groups("dp", "tp")` for both."""

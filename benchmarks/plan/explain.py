@@ -9,10 +9,11 @@ from benchmarks.plan.plan import label
 from benchmarks.plan.view import flops_text, rate_text
 from benchmarks.words import counted, duration
 from contract.layout import held_by, share
+from contract.planner.instructions import Begin, Send, shape_of
 from contract.planner.places import Place, placement
 from contract.planner.predict import MOST_SIMULATED, Prediction, total
-from contract.planner.program import Begin, Send, step
-from contract.planner.work import ELEMENTWISE, product, seconds, shape_of, update_bytes
+from contract.planner.program import step
+from contract.planner.work import ELEMENTWISE, product, seconds, update_bytes
 from contract.problem import BYTES
 from contract.strategy import Run
 from shardiff.cost import Network

@@ -12,7 +12,7 @@ from benchmarks.documents.collectives import OPS, Collectives
 from benchmarks.documents.results_io import parse_as
 from contract.planner.crossings import Crossing, over_batch, over_links, sensitivity, slow_level
 from contract.planner.predict import STATED_ERROR, Prediction, predict, total
-from contract.planner.search import Asked, Candidate, Ranking, candidates, pipelines, ranked
+from contract.planner.search import Asked, Candidate, Ranking, candidates, pipelines, ranked, uncollected
 from contract.strategy import STRATEGIES, Run, parse_axes
 from shardiff import devices
 from shardiff.cost import Measured
@@ -107,6 +107,11 @@ def plan(
 
     Raises ValueError, one line, for what cannot be planned.
     """
+    with uncollected():
+        return _plan(machine, asked, meshes, most, crossovers)
+
+
+def _plan(machine: Machine, asked: Asked, meshes: Sequence[str], most: int, crossovers: bool | None) -> Plan:
     machine.device.rate(asked.problem.dtype)
     for strategy in asked.strategies:
         if strategy not in STRATEGIES:

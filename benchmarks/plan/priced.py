@@ -11,7 +11,8 @@ from typing import Any
 
 from contract import cost
 from contract.layout import share
-from contract.planner.work import product, shape_of
+from contract.planner.instructions import shape_of
+from contract.planner.work import product
 from contract.strategy import Run
 from shardiff.cost import seconds
 from shardiff.devices import Machine

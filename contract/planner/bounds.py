@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from contract.layout import chunks_of
+from contract.layout import unit_of
+from contract.planner.instructions import Begin, Compute, End, Instructions
 from contract.planner.places import Placement
-from contract.planner.program import COMPLETING, Begin, Builder, Compute, End, Instructions
+from contract.planner.program import COMPLETING, Builder
 from contract.planner.timetable import Timetable, What, replay, timetable
-from contract.problem import BYTES
+from contract.problem import BYTES, split_sizes
 from contract.strategy import Run
 from shardiff.cost import Group, Network
 from shardiff.devices import Machine
@@ -33,8 +34,8 @@ class Lump:
     beside: Started
 
     def alone(self, groups: Groups, network: Network) -> float:
-        """Seconds on links that nothing else uses."""
-        return self.seconds + lasting(self.waited, groups, network)
+        """Seconds on links that nothing else uses, if all that runs beside begins and ends in it."""
+        return max(self.seconds + lasting(self.waited, groups, network), longest(self.beside, groups, network))
 
     def scaled(self, factor: float) -> Lump:
         """With another number of rows, if all of it is about activations."""
@@ -63,14 +64,23 @@ def lasting(started: Started, groups: Groups, network: Network) -> float:
     )
 
 
+def longest(started: Started, groups: Groups, network: Network) -> float:
+    """Seconds of the axis whose collectives take longest: those of different axes may run at the same time."""
+    axes = {axis for axis, _, _ in started}
+    return max(
+        (lasting(Started({k: n for k, n in started.items() if k[0] == axis}), groups, network) for axis in axes),
+        default=0.0,
+    )
+
+
 @dataclass(frozen=True)
 class Stage:
     """What one stage does. passes: each pass. gradients: the collectives of the gradients, which the last passes start.
-    message: bytes of a result that goes to another stage."""
+    once: those of a step that are in no pass, and the update. message: bytes of a result that goes to another stage."""
 
     passes: Mapping[What, Lump]
     gradients: Lump
-    update: float
+    once: Lump
     message: int
 
     def times(self, groups: Groups, network: Network) -> dict[What, float]:
@@ -80,8 +90,14 @@ class Stage:
     def after(self, groups: Groups, network: Network) -> float:
         """Seconds that the gradients take at least after the last backward pass has begun, or as long as it takes."""
         last = max(one.alone(groups, network) for (_, kind), one in self.passes.items() if kind in COMPLETING)
-        beside = lasting(self.gradients.beside, groups, network)
+        beside = longest(self.gradients.beside, groups, network)
         return max(last + lasting(self.gradients.waited, groups, network), beside) - last
+
+    def outside(self, groups: Groups, network: Network) -> float:
+        """Seconds of the update, and of what is in no pass."""
+        return self.once.seconds + max(
+            lasting(self.once.waited, groups, network), longest(self.once.beside, groups, network)
+        )
 
     def scaled(self, factor: float) -> Stage:
         """With another number of rows, about: gradients stay, activations grow."""
@@ -105,19 +121,20 @@ def stage_of(run: Run, rank: int, machine: Machine, number: int = 0) -> Stage:
                 last = lump(built.backward(one, kind, last=True))
                 waited, beside = last.waited - usual.waited, last.beside
                 gradients = Lump(0.0, gradients.waited + waited, gradients.beside + beside)
-    built.pending.clear()
+    once = lump([*(built.gathered_at_first() if table.counts else ()), *built.finish()])
     message = built.share.passes[0].rows * built.share.features * BYTES[run.problem.dtype]
-    return Stage(passes, gradients, lump(list(built.finish())).seconds, message)
+    return Stage(passes, gradients, once, message)
 
 
 def stages_of(run: Run, machine: Machine, ranks: Sequence[int]) -> list[Stage]:
     """All stages of a run. Those in the middle with as many layers are alike."""
+    table = timetable(run)
+    sizes, last = split_sizes(run.problem.layers // unit_of(run), table.parts), table.parts - 1
     made: dict[tuple[object, ...], Stage] = {}
     found = []
     for number, rank in enumerate(ranks):
-        chunks = chunks_of(run, rank)
-        ends = chunks[0][0].layer == 0, any(c[-1].layer == run.problem.layers - 1 for c in chunks)
-        key = (*map(len, chunks), *ends)
+        parts = table.held[number]
+        key = (*(sizes[part] for part in parts), 0 in parts, last in parts)
         if key not in made:
             made[key] = stage_of(run, rank, machine, number)
         found.append(made[key])
@@ -132,26 +149,26 @@ def rough(run: Run, one: Stage, placed: Placement, network: Network) -> float:
     between stages equally often.
     """
     groups, table = placed.places[0].groups, timetable(run)
-    times, after = one.times(groups, network), one.after(groups, network) + one.update
+    times, after = one.times(groups, network), one.after(groups, network) + one.outside(groups, network)
     if table.chain is None:
         return sum(times.values()) + after
-    chunks = chunks_of(run, placed.ranks[0])
-    smallest = (run.problem.layers // (len(chunks) * table.stages)) / max(map(len, chunks))
+    blocks, pieces = run.problem.layers // unit_of(run), table.parts
+    smallest = (blocks // pieces) / -(-blocks // pieces)
     messages = messages_of(one.message, placed, network, table)
     message = sum(map(sum, messages)) / len(messages)
-    through = sum(n * min(smallest, 1.0) * times[what] for what, n in table.chain.items()) + table.messages * message
+    through = sum(n * smallest * times[what] for what, n in table.chain.items()) + table.messages * message
     return max(through, sum(n * times[what] for what, n in table.counts[0].items())) + after
 
 
 def messages_of(size: float, placed: Placement, network: Network, table: Timetable) -> list[tuple[float, float]]:
     """For each link between stages: the seconds that a message takes on it, and its latency."""
-    burst, found = min(network.inside.burst, network.between.burst), []
-    for source, target in table.links:
-        here, there = placed.places[source], placed.places[target]
-        pair = Group(2, 1 + (here.host != there.host), max(1, round(here.many)))
+    burst, known = min(network.inside.burst, network.between.burst), {}
+    many, hosts = max(1, round(placed.places[0].many)), [place.host for place in placed.places]
+    for across in (False, True):
+        pair = Group(2, 1 + across, many)
         wire = max(0.0, network.wire("collective_permute", size, pair) - burst)
-        found.append((wire / network.bandwidth(pair), network.latency("collective_permute", pair)))
-    return found
+        known[across] = wire / network.bandwidth(pair), network.latency("collective_permute", pair)
+    return [known[hosts[source] != hosts[target]] for source, target in table.links]
 
 
 @dataclass(frozen=True)
@@ -186,7 +203,7 @@ def replayed(
     messages = messages_of(stages[0].message, placed, network, table)
     passed = replay(table, times, messages)
     after = [one.after(groups, network) for one in stages]
-    ends = [passed[i] + after[i] + one.update for i, one in enumerate(stages)]
+    ends = [passed[i] + after[i] + one.outside(groups, network) for i, one in enumerate(stages)]
     last = max(range(len(stages)), key=lambda i: ends[i]) if stage is None else stage
     work = sum(n * times[last][what] for what, n in table.counts[last].items())
     idle = passed[last] - work

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from contract import memory
 from contract.planner.bounds import Groups, Stage, lasting, replayed, stages_of
+from contract.planner.instructions import Begin, Instructions, Send
 from contract.planner.places import Place, Placement, placement
-from contract.planner.program import Begin, Instructions, Send, step
+from contract.planner.program import step
 from contract.planner.simulate import simulate
 from contract.planner.timetable import timetable
 from contract.strategy import Run
@@ -98,6 +99,10 @@ def by_replay(run: Run, machine: Machine, placed: Placement, stages: list[Stage]
             taken = times * lasting(Counter({key: often}), groups, machine.network)
             exposed[key[0]] = exposed.get(key[0], 0.0) + taken
             communicated[key[0]] = communicated.get(key[0], 0.0) + taken
+    for key, often in stage.once.waited.items():
+        taken = lasting(Counter({key: often}), groups, machine.network)
+        exposed[key[0]] = exposed.get(key[0], 0.0) + taken
+        communicated[key[0]] = communicated.get(key[0], 0.0) + taken
     for key, often in (*stage.gradients.beside.items(), *stage.gradients.waited.items()):
         taken = lasting(Counter({key: often}), groups, machine.network)
         communicated[key[0]] = communicated.get(key[0], 0.0) + taken
@@ -109,7 +114,7 @@ def by_replay(run: Run, machine: Machine, placed: Placement, stages: list[Stage]
         computed,
         exposed,
         found.bubble,
-        stage.update - machine.device.overhead,
+        stage.once.seconds - machine.device.overhead,
         machine.device.overhead,
         communicated,
         (needed := most_memory(run, placed.ranks)),

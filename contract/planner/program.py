@@ -8,6 +8,9 @@ It follows from what the contract says of every strategy: what a rank holds (`co
     output of a layer               after its product, and the next layer waits for it
     gradient of a layer's input     after the layer's backward pass, and the one before waits for it
     gradient of a parameter         as soon as it is ready, in buckets; the update waits for all of them
+    a layer that is stored in       while the layer before it computes, which is the next one in the backward pass; its
+    shards                          gradient is scattered while the following one computes (`torch_impl/prefetch.py`).
+                                    In a pipeline: all layers before the first pass, all gradients after the last one
     loss                            after the forward passes; the update waits for it
 
 A bias's gradient is ready before its layer's products, a weight's after both of them, or after its own where a
@@ -17,106 +20,49 @@ schedule splits the backward pass. What a stage of a pipeline runs, sends and is
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
 
 from contract import strategies
-from contract.buckets import bucketed
-from contract.layout import share
+from contract.layout import held_by, share
 from contract.messages import programs
-from contract.planner.work import seconds, shape_of, update_bytes
+from contract.planner.buckets import Buckets
+from contract.planner.instructions import (
+    Begin,
+    Compute,
+    End,
+    Instruction,
+    Instructions,
+    Placed,
+    Post,
+    Receive,
+    Send,
+    message,
+    placed_of,
+    shape_of,
+)
+from contract.planner.work import seconds, update_bytes
 from contract.problem import BYTES
-from contract.schedule import Action
-from contract.share import Part, Pass, Sent, Share
+from contract.share import Part, Pass, Sent
 from contract.strategy import Axis, Run
 from shardiff.devices import Device
 
-PLACES = {
-    r"input of layer (\d+)": "before forward",
-    r"output of layer (\d+)": "after forward",
-    r"gradient of the input of layer (\d+)": "after backward",
-    r"gradient of [wb](\d+)": "gradient",
-    r"loss": "loss",
-}
-
-
-class Compute(NamedTuple):
-    """The device computes. what: forward, backward or update."""
-
-    seconds: float
-    what: str
-
-
-class Begin(NamedTuple):
-    """Start a collective of the rank's group along an axis. payload: bytes, as a record counts them."""
-
-    key: str
-    axis: str
-    op: str
-    payload: int
-
-
-class End(NamedTuple):
-    """Wait for a collective that this rank has started."""
-
-    key: str
-
-
-class Send(NamedTuple):
-    """Start to send a message of so many bytes to a stage; nobody waits here."""
-
-    key: str
-    to: int
-    size: int
-
-
-class Post(NamedTuple):
-    """Be ready to receive a message: only then do its bytes move."""
-
-    key: str
-
-
-class Receive(NamedTuple):
-    """Wait for a message."""
-
-    key: str
-
-
-Instruction = Compute | Begin | End | Send | Post | Receive
-Instructions = list[Instruction]
 Kind = tuple[int, int]  # of passes: their rows, and their first layer
-
-
-@dataclass
-class Placed:
-    """The collectives of one pass: what starts before or after what. (place, layer) -> [(axis, what)]."""
-
-    at: dict[tuple[str, int], list[tuple[str, Sent]]] = field(default_factory=dict)
-
-    def add(self, axis: str, sent: Sent) -> None:
-        """Raises ValueError for something that the table above does not have."""
-        for pattern, place in PLACES.items():
-            if found := re.fullmatch(pattern, sent.detail):
-                layer = int(found[1]) if found.groups() else -1
-                self.at.setdefault((place, layer), []).append((axis, sent))
-                return
-        raise ValueError(f"the planner does not know when {sent.op} of {sent.detail} on {axis} is started")
-
-    def get(self, place: str, layer: int) -> list[tuple[str, Sent]]:
-        return self.at.get((place, layer), [])
 
 
 class Builder:
     """What one rank does, pass by pass. Passes of the same rows are alike, and so are the names of what they start."""
 
     def __init__(self, run: Run, rank: int, device: Device) -> None:
-        self.run, self.device, self.share = run, device, share(run, rank)
+        self.run, self.rank, self.device, self.share = run, rank, device, share(run, rank)
         self.pending: list[str] = []  # collectives that the update waits for
+        pipeline = run.size("pipeline_parallel") > 1
+        gathers = any(axis.size > 1 and strategies.gathers(axis.strategy) for axis in run.axes)
+        self.ahead = gathers and run.overlap and not pipeline  # layers are gathered while the one before computes
+        self.at_the_end = pipeline or "zero2" in run.strategies  # where gradients are scattered
         self.buckets = Buckets(run, self.share)
+        self.scattering: tuple[int, list[str]] | None = None  # the layer whose gradients are being scattered
         self.placed: dict[Kind, Placed] = {}
         self.known: dict[tuple[str, Kind], Instructions] = {}
         self.work = {part.layer: self.seconds_of(part) for part in self.share.parts}
@@ -150,9 +96,11 @@ class Builder:
         if (known := self.known.get(("forward", self.alike(one)))) is not None:
             return known
         todo: Instructions = []
-        placed = self.of(one)
-        for part in self.share.parts_of(one):
+        placed, parts = self.of(one), self.share.parts_of(one)
+        for i, part in enumerate(parts):
             product, elementwise = self.work[part.layer](one.rows)
+            if not self.at_the_end:
+                todo += self.gathered("gather", placed, [each.layer for each in parts[i : i + 2]], i == 0)
             todo += self.wait_for(placed.get("before forward", part.layer))
             todo.append(Compute(product, "forward"))
             todo += self.wait_for(placed.get("after forward", part.layer))
@@ -174,6 +122,9 @@ class Builder:
             of_input = kind != "backward_weight"
             if elementwise and of_input:
                 todo.append(Compute(elementwise, "backward"))
+            if of_input and not self.at_the_end and part.layer:  # layer 0 needs no dX, and so not its w
+                layers = [each.layer for each in parts[max(i - 1, 1) : i + 1][::-1]]
+                todo += self.gathered("gather again", placed, layers, i == len(parts) - 1)
             if complete:
                 todo += self.gradient(part.layer, "b", placed)
             products = (kind != "backward_input") + (of_input and bool(i or one.input_grad))
@@ -181,6 +132,7 @@ class Builder:
                 todo.append(Compute(products * product, "backward"))
             if complete:
                 todo += self.gradient(part.layer, "w", placed)
+                todo += () if self.at_the_end else self.scatter(part.layer, placed)
             if of_input:
                 todo += self.wait_for(placed.get("after backward", part.layer))
         if not complete:
@@ -189,6 +141,12 @@ class Builder:
 
     def gradient(self, layer: int, name: str, placed: Placed) -> Iterator[Instruction]:
         """A gradient is complete: send the bucket that it fills; if its axis has no buckets, send it, and wait."""
+        if self.ahead or (self.at_the_end and placed.get("scatter", layer)):
+            return  # only shards are summed, after they are scattered
+        yield from self.summed(layer, name, placed)
+
+    def summed(self, layer: int, name: str, placed: Placed) -> Iterator[Instruction]:
+        """The sum of a gradient over the replicas."""
         for axis, sent in placed.get("gradient", layer):
             if not sent.detail.startswith(f"gradient of {name}"):
                 continue
@@ -200,6 +158,55 @@ class Builder:
             else:
                 yield from self.wait_for([(axis, sent)])
 
+    def gathered(self, place: str, placed: Placed, layers: list[int], first: bool) -> Iterator[Instruction]:
+        """The first of these layers is gathered, and the gathering of the second has started."""
+        now, following = placed.get(place, layers[0]), layers[1:]
+        if not self.ahead:
+            yield from self.wait_for(now)
+            return
+        if first:
+            yield from (self.start(*each) for each in now)
+        for layer in following:
+            yield from (self.start(*each) for each in placed.get(place, layer))
+        yield from (End(self.start(*each).key) for each in now)
+
+    def scatter(self, layer: int, placed: Placed) -> Iterator[Instruction]:
+        """The gradients of a layer are complete: they are scattered, and those of the layer before are whole sums."""
+        if not self.ahead:
+            yield from self.wait_for(placed.get("scatter", layer))
+            return
+        yield from self.scattered(placed)
+        begun = [self.start(*each) for each in placed.get("scatter", layer)]
+        self.scattering = layer, [one.key for one in begun]
+        yield from begun
+
+    def scattered(self, placed: Placed) -> Iterator[Instruction]:
+        """Wait for what is being scattered, and start its sum over the replicas."""
+        if self.scattering is None:
+            return
+        (layer, keys), self.scattering = self.scattering, None
+        yield from map(End, keys)
+        for axis in dict.fromkeys(axis for axis, _ in placed.get("gradient", layer)):
+            elements = sum(sent.elements for of, sent in placed.get("gradient", layer) if of == axis)
+            begin = self.start(axis, Sent("all_reduce", elements, "backward", f"gradients of layer {layer}"))
+            self.pending.append(begin.key)
+            yield begin
+
+    def gathered_at_first(self) -> Iterator[Instruction]:
+        """In a pipeline all layers are gathered before the first pass."""
+        placed = self.of(self.share.passes[0])
+        for part in self.share.parts:
+            yield from self.wait_for(placed.get("gather", part.layer))
+
+    def scattered_at_last(self, placed: Placed) -> Iterator[Instruction]:
+        """What is scattered after the last pass."""
+        yield from self.scattered(placed)
+        for part in reversed(self.share.parts) if self.at_the_end else ():
+            if placed.get("scatter", part.layer):
+                yield from self.wait_for(placed.get("scatter", part.layer))
+                for name in "bw":
+                    yield from self.summed(part.layer, name, placed)
+
     def loss(self, found: Iterable[tuple[str, Sent]]) -> Iterator[Instruction]:
         """The scalar sums of the loss. In buckets, the loss is a part of the last one."""
         for axis, sent in found:
@@ -209,49 +216,17 @@ class Builder:
                 yield begin
 
     def finish(self) -> Iterator[Instruction]:
-        """Wait for everything that was sent, and update the parameters."""
+        """Wait for everything that was sent, and update what this rank updates of the parameters."""
+        placed = self.of(self.share.passes[0])
+        yield from self.scattered_at_last(placed)
         yield from map(End, self.pending)
-        elements = sum(sum(self.share.elements(part)) for part in self.share.parts)
+        updated = held_by(self.run, self.rank, "optimizer_state")
+        elements = sum(sum(self.share.elements(part)) for part in updated)
         yield Compute(update_bytes(self.run, elements) / self.device.memory_bandwidth, "update")
+        for part in self.share.parts:
+            yield from self.wait_for(placed.get("gather updated", part.layer))
         if self.device.overhead:
             yield Compute(self.device.overhead, "overhead")
-
-
-class Buckets:
-    """The buckets of the one axis whose gradients are sent while the backward pass runs, and what has filled them."""
-
-    def __init__(self, run: Run, mine: Share) -> None:
-        replicas = [axis.name for axis in run.axes if axis.size > 1 and axis.name == "dp"]
-        self.axis = replicas[0] if replicas and run.overlap and run.implementation == "torch" else None
-        of_element = BYTES[run.problem.dtype]
-        names, elements = [], []
-        for part in reversed(mine.parts):
-            of_w, of_b = mine.elements(part)
-            names += [f"b{part.layer}", f"w{part.layer}"]
-            elements += [of_b, of_w]
-        groups = bucketed([n * of_element for n in elements])
-        self.waiting = [{names[i] for i in group} for group in groups]
-        self.elements = [sum(elements[i] for i in group) for group in groups]
-        self.sent = 0
-
-    def ready(self, name: str) -> Iterator[Sent]:
-        """A gradient is complete: the buckets that can be sent now, in their order."""
-        for group in self.waiting:
-            group.discard(name)
-        while self.sent < len(self.waiting) and not self.waiting[self.sent]:
-            yield Sent("all_reduce", self.elements[self.sent], "backward", f"bucket {self.sent}")
-            self.sent += 1
-
-
-def placed_of(run: Run, mine: Share, one: Pass) -> Placed:
-    """When each collective of one pass starts. The innermost axis comes first."""
-    placed = Placed()
-    for axis in reversed(run.axes):
-        if axis.size == 1 or axis.strategy == "pipeline_parallel":
-            continue
-        for sent in strategies.of(axis.strategy).communication(replace(mine, passes=(one,)), axis.size):
-            placed.add(axis.name, sent)
-    return placed
 
 
 def step(run: Run, rank: int, device: Device) -> Instructions:
@@ -259,9 +234,10 @@ def step(run: Run, rank: int, device: Device) -> Instructions:
     built = Builder(run, rank, device)
     axis = next((axis for axis in run.axes if axis.strategy == "pipeline_parallel" and axis.size > 1), None)
     if axis is not None:
-        return [*pipeline(built, run.mesh.coordinates(rank)[axis.name], axis), *built.finish()]
+        stage = run.mesh.coordinates(rank)[axis.name]
+        return [*built.gathered_at_first(), *pipeline(built, stage, axis), *built.finish()]
     one = built.share.passes[0]
-    loss = built.of(one).get("loss", -1)
+    loss = built.of(one).get("loss")
     return [*built.forward(one), *built.loss(loss), *built.backward(one), *built.finish()]
 
 
@@ -273,7 +249,7 @@ def pipeline(built: Builder, stage: int, axis: Axis) -> Iterator[Instruction]:
     left = Counter(action.chunk for action in schedule.orders[stage] if action.kind in COMPLETING)
     for op, action in programs(schedule)[stage]:
         if action is None:
-            inside = built.of(built.share.passes[0]).get("loss", -1)
+            inside = built.of(built.share.passes[0]).get("loss")
             yield from built.loss([*inside, (axis.name, built.share.loss())])
             continue
         one = built.share.passes[action.chunk * m + action.microbatch]
@@ -293,8 +269,3 @@ def pipeline(built: Builder, stage: int, axis: Axis) -> Iterator[Instruction]:
 
 
 COMPLETING = ("backward", "backward_weight")  # the passes that add to the gradients of the weights
-
-
-def message(action: Action) -> str:
-    """The name of an action's result."""
-    return f"{action} of stage {action.stage}"

@@ -8,8 +8,10 @@ disturbs. Meshes are simulated in the order of their bounds until no bound is be
 
 from __future__ import annotations
 
+import gc
 import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import permutations, product
 
@@ -116,9 +118,10 @@ def candidates(
     chosen = USUAL | {str(AXES[strategy]): strategy for strategy in asked.strategies}
     found, refused = [], 0
     for used in sizes(machine.network.size, tuple(chosen)):
+        first: dict[
+            str, tuple[Stage, int, int]
+        ] = {}  # schedule -> of the fewest microbatches: stage, their number, bytes
         for microbatches, schedule in pipelines(used.get("pp", 1), asked):
-            made: Stage | None = None
-            needs = 0
             for order in orders(used, machine.network):
                 axes = tuple(Axis(name, used[name], chosen[name]) for name in order)
                 if only is not None and (axes, microbatches, schedule) not in only:
@@ -128,15 +131,19 @@ def candidates(
                     refused += 1
                     break
                 placed = placement(run, machine.network)
-                made = made or stage_of(run, 0, machine)
-                needs = needs or total(most_memory(run, placed.ranks))
-                found.append(Candidate(run, made, placed, needs))
+                if schedule not in first:
+                    first[schedule] = stage_of(run, 0, machine), microbatches, total(most_memory(run, placed.ranks))
+                stage, fewest, needs = first[schedule]
+                if microbatches != fewest:  # less than in proportion to its rows, as weights are read all the same
+                    stage = stage.scaled(fewest / microbatches)
+                    needs = needs if schedule == "gpipe" else total(most_memory(run, placed.ranks))
+                found.append(Candidate(run, stage, placed, needs))
     return found, refused
 
 
 def pipelines(stages: int, asked: Asked) -> Iterator[tuple[int, str]]:
     """Microbatches and schedules for a pipeline of so many stages."""
-    counts = asked.microbatches or tuple(stages * times for times in (1, 2, 4))
+    counts = sorted(asked.microbatches) or [stages * times for times in (1, 2, 4)]
     yield from product(counts, asked.schedules) if stages > 1 else [(1, "gpipe")]
 
 
@@ -156,10 +163,24 @@ def run_of(asked: Asked, axes: Axes, microbatches: int, schedule: str) -> Run | 
 
 def rank(machine: Machine, asked: Asked, most: int = 10) -> Ranking:
     """The `most` fastest meshes that fit. Raises ValueError if no mesh can work."""
-    found, refused = candidates(machine, asked)
-    if not found:
-        raise ValueError(f"no mesh of {machine.network.size} devices can work for these sizes; {refused} were refused")
-    return ranked(found, machine, refused, most)
+    with uncollected():
+        found, refused = candidates(machine, asked)
+        if not found:
+            size = machine.network.size
+            raise ValueError(f"no mesh of {size} devices can work for these sizes; {refused} were refused")
+        return ranked(found, machine, refused, most)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile, which takes a third of the time of thousands of meshes and finds nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def ranked(found: Sequence[Candidate], machine: Machine, refused: int, most: int) -> Ranking:

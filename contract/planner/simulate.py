@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from contract.planner.instructions import Begin, Compute, End, Instructions, Receive, Send
 from contract.planner.places import Place
-from contract.planner.program import Begin, Compute, End, Instructions, Receive, Send
 from shardiff.cost import Group, Network
 
 Key = str | tuple[int, str]  # of a message, and of a rank's collective

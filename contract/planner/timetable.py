@@ -26,12 +26,17 @@ class Beat(NamedTuple):
 
 @dataclass(frozen=True)
 class Timetable:
-    """beats: every action after what it needs. links: (from, to) stages. counts: for each stage, how often it does
-    what. chain: the longest chain of passes and messages up to the end of the first stage, if all passes of a kind take
-    as long, and a backward pass twice as long as a forward pass: how often it has what, and how many messages. With
-    other times another chain may be longer, but this one takes its time in any case."""
+    """beats: every action after what it needs. parts: into how many the model is cut; held: those of each stage. links:
+    (from, to) stages. counts: for each stage, how often it does what.
+
+    chain: the longest chain of passes and messages up to the end of the first stage, if all passes of a kind take as
+    long, and a backward pass twice as long as a forward pass: how often it has what, and how many messages. With other
+    times another chain may be longer, but this one takes its time in any case.
+    """
 
     beats: tuple[Beat, ...] = ()
+    parts: int = 1
+    held: tuple[tuple[int, ...], ...] = ()
     links: tuple[tuple[int, int], ...] = ()
     counts: tuple[Mapping[What, int], ...] = ()
     chain: Mapping[What, int] | None = None
@@ -54,7 +59,8 @@ def _timetable(name: str, stages: int, microbatches: int, chunks: int) -> Timeta
     links = {pair: i for i, pair in enumerate(sorted({(s, t) for s, t in neighbours(schedule)}))}
     beats = tuple(ordered(schedule, links))
     counts = tuple(Counter((a.chunk, a.kind) for a in order) for order in schedule.orders)
-    table = Timetable(beats, tuple(links), counts)
+    held = tuple(tuple(i for i, (at, _) in enumerate(schedule.parts) if at == stage) for stage in range(stages))
+    table = Timetable(beats, len(schedule.parts), held, tuple(links), counts)
     kinds = sorted({what for each in counts for what in each})
     small = 1e-6
 
@@ -64,7 +70,7 @@ def _timetable(name: str, stages: int, microbatches: int, chunks: int) -> Timeta
 
     whole = end()
     chain = {what: round((end(what) - whole) / small) for what in kinds}
-    return Timetable(beats, table.links, counts, chain, round((end(None, small) - whole) / small))
+    return Timetable(beats, table.parts, held, table.links, counts, chain, round((end(None, small) - whole) / small))
 
 
 def neighbours(schedule: Schedule) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from contract.optimizer import SLOTS
 from contract.problem import BYTES
-from contract.share import Part
 from contract.strategy import Run
 from shardiff.devices import Device
 
@@ -49,9 +48,3 @@ def seconds(device: Device, features: int, outputs: int, dtype: str, rows: int) 
 def update_bytes(run: Run, elements: int) -> int:
     """Bytes that the optimizer reads and writes: 7 arrays for AdamW, 5 for SGD with momentum."""
     return (3 + 2 * len(SLOTS[run.optimizer])) * elements * BYTES[run.problem.dtype]
-
-
-def shape_of(part: Part, run: Run) -> tuple[int, int]:
-    """[in, out] of a layer's weight, as a rank holds it."""
-    rows, columns = (len(range(*s.indices(run.problem.width))) for s in part.w)
-    return rows, columns

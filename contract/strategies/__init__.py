@@ -17,15 +17,18 @@ Every file has all of these names, in this order. A missing one is an error; the
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
 
+@functools.cache
 def of(strategy: str) -> Any:
     """The module of a strategy."""
     return importlib.import_module(f"contract.strategies.{strategy}")
 
 
+@functools.cache
 def gathers(strategy: str) -> bool:
     """Whether a strategy stores parameters in shards and gathers them before use."""
     return of(strategy).DEPTH == 1 and "parameters" in of(strategy).SPLITS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 
 import pytest
 
@@ -106,10 +107,23 @@ def test_what_xla_derives_is_priced_beside_the_closed_form(capsys):
     assert derived["seconds_without_overlap"] < ours["seconds_without_overlap"]  # and combines those of the gradients
 
 
-def test_every_mesh_of_a_thousand_devices_is_ranked_in_two_seconds():
+def test_every_mesh_of_a_thousand_devices_is_ranked_with_few_simulations(monkeypatch):
+    """On an idle core this takes less than 2 s; what is counted here does not depend on who else is on the machine."""
+    counts = Counter()
+
+    def counted(name, function):
+        def call(*args):
+            counts[name] += 1
+            return function(*args)
+
+        monkeypatch.setattr(search, name, call)
+
+    counted("predict", search.predict)
+    counted("stage_of", search.stage_of)
     machine, asked = devices.parse("h100:128x8"), Asked(Problem(65536, 16384, 64, "bfloat16"))
     began = time.process_time()
     found = search.rank(machine, asked)
-    assert time.process_time() - began < 2
-    assert found.best and found.num_meshes > 400
-    assert max(len(one.run.axes) for one in found.best) >= 3
+    assert time.process_time() - began < 6
+    assert counts["predict"] <= 20 and counts["stage_of"] <= 300
+    assert found.best and found.num_meshes > 3000
+    assert max(len(one.run.axes) for one in found.best) == 4

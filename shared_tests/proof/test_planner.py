@@ -10,9 +10,10 @@ import pytest
 from contract import cost
 from contract.planner import crossings, search
 from contract.planner.bounds import replayed, rough, stage_of, stages_of
+from contract.planner.instructions import Begin, Compute, End, Post, Receive, Send
 from contract.planner.places import Place, placement
 from contract.planner.predict import predict
-from contract.planner.program import Begin, Compute, End, Post, Receive, Send, step
+from contract.planner.program import step
 from contract.planner.search import Asked
 from contract.planner.simulate import Stuck, simulate
 from contract.problem import Problem

@@ -35,6 +35,7 @@ def test_a_ring_inside_a_host_takes_its_wire_bytes_and_its_steps():
 def test_groups_over_hosts_share_what_a_host_can_send():
     # 2 members, one on each host: 1 step of the 1 waits for a host; 4 such groups share 40 bytes/s
     assert SLOW.seconds("all_gather", 400, Group(2, hosts=2, shared=4)) == pytest.approx(200 / 10 + 5 + 10)
+    assert SLOW.bandwidth(Group(2, hosts=2, shared=8)) == 40 / 8
     # a single group has one of the four interfaces for its one member on a host, and 8 ranks have all of them
     assert SLOW.bandwidth(Group(2, hosts=2, shared=1)) == 10
     assert SLOW.bandwidth(Group(8, hosts=2, shared=1)) == 40

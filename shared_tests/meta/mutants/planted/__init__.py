@@ -8,10 +8,11 @@ from __future__ import annotations
 from shared_tests.meta.mutants.planted.collectives import COLLECTIVES
 from shared_tests.meta.mutants.planted.diff import DIFF
 from shared_tests.meta.mutants.planted.figures import FIGURES
+from shared_tests.meta.mutants.planted.planner import PLANNER
 from shared_tests.meta.mutants.planted.plant import ASSERTS as ASSERTS
 from shared_tests.meta.mutants.planted.plant import Planted as Planted
 from shared_tests.meta.mutants.planted.reader import READER
 from shared_tests.meta.mutants.planted.schedules import SCHEDULES
 from shared_tests.meta.mutants.planted.tracing import API, RANKS, VERIFIER
 
-PLANTED = (*COLLECTIVES, *SCHEDULES, *READER, *DIFF, *FIGURES, *VERIFIER, *RANKS, *API)
+PLANTED = (*COLLECTIVES, *SCHEDULES, *READER, *DIFF, *FIGURES, *PLANNER, *VERIFIER, *RANKS, *API)
