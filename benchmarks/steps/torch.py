@@ -18,8 +18,8 @@ import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the 
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from benchmarks.steps import peers
 from benchmarks.memory_torch import held, kept_for_backward
+from benchmarks.steps import peers
 from benchmarks.steps.numbers import WARM_UP
 from contract.problem import Batch
 from contract.strategy import Run
