@@ -21,7 +21,7 @@ def summary(result: Bubbles) -> Iterator[str]:
         first, last = mine[0], mine[-1]
         shares = [row.of_theory for row in mine]
         yield (
-            f"In torch, in GPipe's order, the bubble of {counted(stages, 'stage')} takes {first.measured.median:.0%} of "
+            f"In GPipe's order, the bubble of torch's {counted(stages, 'stage')} takes {first.measured.median:.0%} of "
             f"the stages' time with {counted(first.microbatches, 'microbatch', 'microbatches')} and "
             f"{last.measured.median:.0%} with {last.microbatches}; the closed form gives {first.theory:.0%} and "
             f"{last.theory:.0%}. Measured over closed form: {min(shares):.2f} to {max(shares):.2f}."
