@@ -95,8 +95,8 @@ def xla_parse_its_own(text: str):
     tpu7x that makes its parser abort. So a version that is not the tested one first tries in another process.
     """
     if not version("jaxlib").startswith("0.10."):
-        command = [sys.executable, "-c", "import sys; from jaxlib._hlo import *; hlo_module_from_text(sys.stdin.read())"]
-        done = subprocess.run(command, input=text, capture_output=True, text=True)
+        code = "import sys; from jaxlib import _hlo; _hlo.hlo_module_from_text(sys.stdin.read())"
+        done = subprocess.run([sys.executable, "-c", code], input=text, capture_output=True, text=True)
         if done.returncode:
             why = " ".join(done.stderr.split())[-300:] or f"it ends with status {done.returncode}"
             pytest.skip(f"jaxlib {version('jaxlib')} cannot parse what its own compiler has printed: {why}")
