@@ -34,19 +34,8 @@ def titled(result: Bubbles) -> dict[str, list[Event]]:
 
 def table(result: Bubbles) -> Table:
     """One line for each run."""
-    numbers = [
-        "p",
-        "m",
-        "closed form",
-        "measured",
-        "quartiles",
-        "of theory",
-        "weighted",
-        "kept",
-        "of theory",
-        "step ms",
-    ]
-    made = terminal.table(["implementation", "schedule"], numbers, gap=2)
+    numbers = ["p", "m", "formula", "measured", "quartiles", "ratio", "weighted", "kept", "ratio", "step ms"]
+    made = terminal.table(["implementation", "schedule"], numbers, gap=1)
     for row in result.rows:
         measured = row.measured
         made.add_row(

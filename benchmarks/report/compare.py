@@ -100,7 +100,7 @@ def _steps(result: Steps) -> Iterator[tuple[str, str, Figure]]:
 def _bubbles(result: Bubbles) -> Iterator[tuple[str, str, Figure]]:
     for row in result.rows:
         microbatches = counted(row.microbatches, "microbatch", "microbatches")
-        name = f"{row.implementation} {counted(row.stages, 'stage')} {microbatches}"
+        name = f"{row.implementation} {row.order} {counted(row.stages, 'stage')} {microbatches}"
         yield f"{name}: bubble", str(result.settings), _spread(row.measured, "share", 0)
         yield f"{name}: step", str(result.settings), _spread(row.step_seconds, "s", -1)
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from itertools import product
 
-from benchmarks import commands as lesson
+from benchmarks import diff as diff_command
 from benchmarks.speed import diff_speed, hlo_speed
 from contract.strategy import CORE
 from shardiff.cli import main as cli
@@ -34,7 +34,7 @@ def test_the_diff_is_timed_over_every_strategy_and_a_large_slice(monkeypatch, ca
         diff_speed.main()
     assert capsys.readouterr().out.count(" s (goal: ") == 2
     assert all(rest["check"] for _, rest in commands)
-    monkeypatch.setattr(lesson, "answer_diff", lambda pairs, *rest: planned.extend(pairs) or 0)
+    monkeypatch.setattr(diff_command, "answer_diff", lambda pairs, *rest: planned.extend(pairs) or 0)
     for command, _ in commands:
         assert command[1:3] == ["-m", "shardiff"] and cli.main(command[3:]) == 0
     found = {(run.strategy, str(target)) for run, target in planned}

@@ -1,7 +1,6 @@
 """All three implementations of every strategy equal the one reference, number by number.
 
-A run's result is computed once and used by several tests. `evidence.failures` says which claim does not hold, and in
-which tensor the error is largest.
+A run's result is computed once and used by several tests. `evidence.failures` names the claims that do not hold.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import commands
+from benchmarks import diff as diff_command
 from benchmarks.bubbles import command as bubbles_command
 from benchmarks.collectives import command as collectives_command
 from benchmarks.report import command as report_command
@@ -27,8 +28,8 @@ def nothing_starts():
     with pytest.MonkeyPatch.context() as patch:
         for module in (collectives_command, steps_command, bubbles_command, report_command):
             patch.setattr(module, "answer", started)
-        for name in ("answer_check", "answer_diff"):
-            patch.setattr(commands, name, started)
+        patch.setattr(commands, "answer_check", started)
+        patch.setattr(diff_command, "answer_diff", started)
         patch.setattr(trace_script, "show", started)
         yield
 

@@ -104,7 +104,10 @@ LOOKS_ALIKE = {
         [rec("all_reduce", 64, "forward")],
         [derived(rec("all_reduce", 64, "forward"))] * 2,
     ),
-    "a count, which is no loss": ([rec("all_reduce", 64)], [derived(rec("all_reduce", 4, dtype="int32"))]),
+    "a count, which is no loss": (
+        [rec("all_reduce", 64)],
+        [derived(rec("all_reduce", 64)), derived(rec("all_reduce", 4, dtype="int32"))],
+    ),
     "a loss that both sum, and one of them twice": (
         [rec("all_reduce", 64), rec("all_reduce", 4)],
         [derived(rec("all_reduce", 64)), derived(rec("all_reduce", 4)), derived(rec("all_reduce", 4, "forward"))],
