@@ -50,12 +50,14 @@ def table(answer: Plan) -> Table:
     best = answer.ranking.best
     axes = [axis for axis in ("pp", "dp", "fsdp", "tp") if any(one.exposed.get(axis, 0.0) > 0 for one in best)]
     axes += sorted({axis for one in best for axis in one.exposed if axis not in axes and one.exposed[axis] > 0})
-    numbers = ["step", "compute", "bubble", *(f"waits {axis}" for axis in axes), "update", "memory"]
+    numbers = ["step", "compute", "bubble", *(f"waits\n{axis}" for axis in axes), "update", "memory"]
     made = terminal.table(["mesh", ""], numbers, gap=2)
     for one in best:
         cells = [one.seconds, one.compute, one.bubble, *(one.exposed.get(axis, 0.0) for axis in axes)]
         texts = [duration(value) if value else "-" for value in (*cells, one.update + one.overhead)]
-        made.add_row(label(one.run), verdict(one, best[0]), *texts, size(total(one.memory)))
+        made.add_row(
+            label(one.run).replace(" microbatches", " mb"), verdict(one, best[0]), *texts, size(total(one.memory))
+        )
     return made
 
 
@@ -72,8 +74,8 @@ def notes(answer: Plan) -> Iterator[str]:
     """What the table does not show."""
     ranking = answer.ranking
     yield (
-        "waits AXIS: for communication along this axis that nothing hides; bubble: for other stages; too close to "
-        f"call: within the stated error of {100 * STATED_ERROR:.0f} %"
+        "waits: for communication along an axis that nothing hides; bubble: for other stages; mb: microbatches; too "
+        f"close to call: within the stated error of {100 * STATED_ERROR:.0f} %"
     )
     if ranking.others:
         yield f"{counted(ranking.others, 'other mesh fits and is', 'other meshes fit and are')} slower"
