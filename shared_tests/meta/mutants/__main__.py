@@ -17,9 +17,7 @@ from shared_tests.meta.mutants.judge import judge
 from shared_tests.meta.mutants.planted import PLANTED, Planted
 from shared_tests.meta.mutants.training import MUTANTS, Mutant
 
-PARTS = (
-    *("strategies", "training", "collectives", "schedules", "reader", "diff", "figures", "verifier", "ranks", "api"),
-)
+PARTS = tuple("strategies training collectives schedules planner reader diff figures verifier ranks api".split())
 CLAIMS_TEST = "shared_tests/meta/test_mutants.py::test_a_mistake_fails_just_the_claims_that_it_names"
 
 
