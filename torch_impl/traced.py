@@ -21,7 +21,7 @@ from torch_impl.mesh import make_mesh
 from torch_impl.train import make_batch, make_leaves, make_own_optimizer, update
 
 TRACER = "shardiff.tracing.tracer"  # takes more than a second to import, and only ranks need it
-BEFORE_FORK = (TRACER,)
+BEFORE_FORK = (TRACER, "torch._dynamo")  # the second one for the optimizer
 
 
 def trace_run(run: Run, workers: Workers | None = None) -> list[Record]:

@@ -124,8 +124,8 @@ READER = (
         "tool/test_hlo_phases",
         (
             "the transpose of jvp taken for jvp",
-            'if "transpose(" in op_name:',
-            'if op_name.startswith("transpose("):',
+            'if "transpose(" in op_name or BACKWARD.search(op_name):',
+            'if op_name.startswith("transpose(") or BACKWARD.search(op_name):',
             "test_phase_comes_from_op_name",
         ),
     ),
