@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations
 from typing import Any
@@ -11,6 +11,9 @@ from typing import Any
 from shardiff.diff.alignment import Match, Rewrite, cumulative, one_to_one, regrouped, sums
 from shardiff.diff.atoms import Atom, Sense, agree, is_product, overlooked, same_ranks, same_work
 
+Axis = tuple[Any, int | None]  # who takes part, and how many
+Sums = Mapping[tuple[Any, int | None, str], list[Atom]]  # the axis and the op -> atoms
+MOST_AXES = 12  # of which every two are tried
 ONE_FOR_ONE = (
     Rewrite("unfused_reduce_scatter", "reduce_scatter", "all_reduce"),
     Rewrite("fused_reduce_scatter", "all_reduce", "reduce_scatter"),
@@ -161,17 +164,20 @@ def sums_over_axes(found: Match, sense: Sense) -> None:
     A tensor is reduced over an axis whole, or scattered; and over a second axis whole, or only its shard. A compiler
     chooses for each tensor, and a flat bucket hides which tensors it has. So the sizes of all must add up.
     """
-    every: dict[Any, tuple[list[Atom], list[Atom]]] = defaultdict(lambda: ([], []))
+    every: dict[Any, tuple[Sums, Sums]] = defaultdict(lambda: (defaultdict(list), defaultdict(list)))
     for side in (0, 1):
         for op in ("all_reduce", "reduce_scatter"):
             for atom in found.by_op[side].get(op, ()):
                 if (atom.record.group_size or 0) > 1 and atom.reduction in (None, "sum") and atom.moves != "activation":
-                    every[sense.kind(atom)][side].append(atom)
+                    every[sense.kind(atom)][side][atom.ranks, atom.record.group_size, op].append(atom)
     for both in every.values():
-        axes = dict.fromkeys((atom.ranks, atom.record.group_size) for side in both for atom in side)
+        axes = list(dict.fromkeys((ranks, size) for side in both for ranks, size, _ in side))
         for inner in axes:
-            for outer in (None, *axes):
-                sides = [Summed(side, inner, outer, sense) for side in both]
+            for outer in (None, *(axes if len(axes) <= MOST_AXES else ())):
+                joined = [
+                    one for one in axes if outer and is_product(one[0], [inner[0], outer[0]], sizes(one, inner, outer))
+                ]
+                sides = [Summed(side, inner, outer, joined, sense) for side in both]
                 if outer != inner and (rules := same_sums(*sides, exact=sense.same_phase)):
                     used = [atom for side in sides for atom in side.used if atom.left]
                     phases, types = {a.record.phase for a in used}, {a.dtype for a in used}
@@ -187,27 +193,17 @@ class Summed:
     both.
     """
 
-    def __init__(self, atoms: Sequence[Atom], inner: Any, outer: Any, sense: Sense) -> None:
-        self.size = inner[1]
-        self.used: list[Atom] = []
-        self.scattered = self.whole = self.outside = self.joined = 0
-        for atom in atoms:
-            among, amount = (atom.ranks, atom.record.group_size), sense.amount(atom) * atom.record.times
-            if among == inner and atom.op == "reduce_scatter":
-                self.scattered += amount
-            elif among == inner:
-                self.whole += amount
-            elif outer and among == outer and atom.op == "all_reduce":
-                self.outside += amount
-            elif (
-                outer
-                and atom.op == "all_reduce"
-                and is_product(atom.ranks, [inner[0], outer[0]], sizes(among, inner, outer))
-            ):
-                self.joined += amount
-            else:
-                continue
-            self.used.append(atom)
+    def __init__(self, sums: Sums, inner: Axis, outer: Axis | None, both: Sequence[Axis], sense: Sense) -> None:
+        self.size, self.used = inner[1] or 0, list[Atom]()
+
+        def amount(op: str, *axes: Axis) -> int:
+            atoms = [atom for axis in axes for atom in sums.get((*axis, op), ())]
+            self.used += atoms
+            return sum(sense.amount(atom) * atom.record.times for atom in atoms)
+
+        self.scattered, self.whole = amount("reduce_scatter", inner), amount("all_reduce", inner)
+        self.outside = amount("all_reduce", outer) if outer else 0
+        self.joined = amount("all_reduce", *both)
 
     def reduced_whole(self) -> Fraction | None:
         """How much is reduced over the outer axis before it is scattered, or without; None if the sizes disagree."""
