@@ -44,7 +44,8 @@ def narrow_rows(parts: Sequence[Part], problem: Problem, n: int, index: int) -> 
 
 def length(cut: slice, width: int) -> int:
     """The size of the slice `cut` of a dim of size `width`."""
-    return len(range(*cut.indices(width)))
+    start, stop, _ = cut.indices(width)
+    return stop - start
 
 
 class Pass(NamedTuple):

@@ -14,11 +14,9 @@ from contract.layout import merge
 from contract.problem import Problem
 from contract.strategy import Run, parse_axes
 from jax_impl import compose, specs, train
-from jax_impl.jax_versions import WITHOUT_FUSION_EMITTERS
 from jax_impl.mesh import make_mesh
 from shardiff import hlo
 from shardiff.ranks.jax_devices import devices
-from shared_tests.quick import quick_compilation
 
 SIZES = Problem(batch=7, width=8, layers=4, dtype="float64")  # microbatches of different sizes
 
@@ -39,12 +37,12 @@ RUNS = [
 
 def compiled(run: Run):
     """(the program for one step's loss and gradients, its arguments, its mesh)."""
-    with jax.enable_x64(True), quick_compilation():
+    with jax.enable_x64(True):
         mesh = make_mesh(run, devices(run.world_size, "cpu"))
         params, batch = train.make_params(mesh, run), train.make_batch(mesh, run, 0)
         step = jax.jit(lambda params, batch: compose.loss_and_grads(params, batch, mesh, run))
         lowered = step.lower(params, batch)
-        return lowered.compile(WITHOUT_FUSION_EMITTERS), (params, batch), mesh
+        return lowered.compile(), (params, batch), mesh
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.strategy}-{run.mesh}-{run.schedule}-m{run.microbatches}")
@@ -82,9 +80,8 @@ def test_temporaries_grow_with_the_peak_and_not_with_the_microbatches():
         run = make("pp=2", schedule, microbatches, problem=problem)
         mesh = make_mesh(run, devices(2, "cpu"))
         params, batch = specs.abstract(mesh, run)
-        with quick_compilation():
-            step = jax.jit(lambda params, batch: compose.loss_and_grads(params, batch, mesh, run))
-            plan = step.lower(params, batch).compile(WITHOUT_FUSION_EMITTERS).memory_analysis()
+        step = jax.jit(lambda params, batch: compose.loss_and_grads(params, batch, mesh, run))
+        plan = step.lower(params, batch).compile().memory_analysis()
         return plan.temp_size_in_bytes
 
     more = {name: temporaries(name, 6) - temporaries(name, 2) for name in ("gpipe", "1f1b")}

@@ -15,7 +15,7 @@ from contract.strategy import AXES, IMPLEMENTATIONS, Run, impossible, one_axis
 REFUSED = [
     ({"implementation": "tf"}, "unknown implementation 'tf'; known: torch, shard_map, annotated"),
     ({"strategy": "fsdp"}, "unknown strategy 'fsdp'; known: single_device, data_parallel, tensor_parallel, "
-                           "megatron_tensor_parallel, pipeline_parallel"),
+                           "megatron_tensor_parallel, pipeline_parallel, fully_sharded, zero1, zero2"),
     ({"problem": Problem(dtype="int8")}, "unknown dtype 'int8'; known: float64, float32, bfloat16"),
     ({"optimizer": "lion"}, "unknown optimizer 'lion'; known: sgd, adamw"),
     ({"device": "tpu"}, "unknown device 'tpu'; known: auto, cpu, cuda"),
@@ -98,6 +98,9 @@ def test_the_mesh_is_named_by_its_axis(implementation):
         "tensor_parallel": "tp=2",
         "megatron_tensor_parallel": "tp=2",
         "pipeline_parallel": "pp=2",
+        "fully_sharded": "fsdp=2",
+        "zero1": "fsdp=2",
+        "zero2": "fsdp=2",
     }
 
 

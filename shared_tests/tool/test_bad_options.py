@@ -90,8 +90,9 @@ OPTIONS = {
     "compile": "name:target,mesh,fail-on path:baseline flag:json,update-baseline",
     "bench collectives": "name:op,implementation,device number:ranks,iterations,budget,timeout size:size,min,max "
     "path:output,picture flag:bare,json,resume,wire",
-    "bench steps": "name:strategy,mesh,implementation,dtype,optimizer,device,schedule number:ranks,iterations,rounds,"
-    "batch,width,layers,microbatches,chunks,speed-batch,timeout path:output,picture flag:json,resume",
+    "bench steps": "name:strategy,mesh,implementation,dtype,optimizer,device,schedule,reshard "
+    "number:ranks,iterations,rounds,batch,width,layers,microbatches,chunks,speed-batch,timeout "
+    "path:output,picture flag:json,resume",
     "bench bubbles": "name:implementation,dtype,device,schedule number:stages,microbatches,chunks,iterations,batch,"
     "width,layers,timeout,paced-seconds path:output,picture,trace flag:json,resume,paced",
 }

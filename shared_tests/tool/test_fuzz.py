@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,15 @@ import pytest
 
 from shared_tests.tool import fuzz
 from shared_tests.tool.answers import say
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_others():
+    """What other tests have left in this process is not searched for garbage on an input's time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def test_a_slice_of_the_campaign(tmp_path):

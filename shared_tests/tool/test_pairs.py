@@ -8,12 +8,10 @@ from functools import cache
 import pytest
 
 import shardiff
-from jax_impl.jax_versions import WITHOUT_FUSION_EMITTERS
 from shardiff.diff import Diff
 from shardiff.program import Program
 from shardiff.ranks.supervisor import Workers
 from shardiff.tracing.merge import program_of
-from shared_tests.quick import quick_compilation
 from shared_tests.tool.pairs import gpt_nnx, gpt_torch
 from shared_tests.tool.pairs.sizes import BATCH, LAYERS, RANKS, TOKENS, VOCABULARY, D
 
@@ -34,8 +32,7 @@ def traced(pool: Workers) -> dict[str, Program]:
 @cache
 def compiled(name: str) -> Program:
     step, args = gpt_nnx.step(shardiff.mesh(f"cpu:{RANKS}", **{AXES[name]: RANKS}), name)
-    with quick_compilation():
-        return shardiff.read(step.lower(*args).compile(compiler_options=WITHOUT_FUSION_EMITTERS))
+    return shardiff.read(step.lower(*args).compile())
 
 
 def told(diff: Diff) -> list[tuple[str, tuple[str, ...], dict[str, int]]]:

@@ -17,6 +17,7 @@ from jax_impl import train
 from jax_impl.compiled import Compiled, compile, compile_all
 from jax_impl.mesh import make_mesh
 from jax_impl.specs import abstract
+from jax_impl.updates import state_shardings
 from shardiff import hlo
 from shardiff.compiling import devices as target_devices
 from shardiff.compiling.hardware import FAMILIES, has_compiler, known, parse
@@ -154,7 +155,8 @@ def test_the_whole_step_compiles_to_the_program_that_trains(implementation, stra
     with jax.default_matmul_precision("highest"):
         params, batch = train.make_params(mesh, run), train.make_batch(mesh, run, 0)
         step: Any = train.compile_step(mesh, run, optimizer, params, with_grads=False)
-        trained = step.lower(params, optimizer.init(params), batch).compile()
+        state = jax.jit(optimizer.init, out_shardings=state_shardings(optimizer, params, mesh, run))(params)
+        trained = step.lower(params, state, batch).compile()
     assert instructions(compiled.hlo) == instructions(trained.as_text())
     assert compiled.memory.aliased > 0  # what is replaced is given back
 
