@@ -35,11 +35,11 @@ def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) 
 
 
 def communication(share: Share, n: int) -> Iterator[Sent]:
-    """The loss; every layer gathered before each use; every gradient reduce_scattered. `share` has shards."""
-    yield share.loss()
+    """Every layer gathered before each use; the loss; every gradient reduce_scattered. `share` has shards."""
     for part in share.parts:
         for name, elements in share.messages(part):
             yield Sent("all_gather", n * elements, "forward", name)
+    yield share.loss()
     for i, part in reversed(list(enumerate(share.parts))):
         if share.gathered_again and i:
             yield Sent("all_gather", n * share.elements(part)[0], "backward", f"w{part.layer}")

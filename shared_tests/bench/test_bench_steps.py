@@ -89,7 +89,8 @@ def test_one_run_of_everything_and_what_it_shows(tmp_path):
         (2, name) for name in ("torch", "dtensor", "shard_map", "annotated")
     }
     for row in rows.values():
-        assert row["exposed_share"] is not None, row["implementation"]
+        share = row["exposed_share"]  # None where noise makes the step without communication the longer one
+        assert row["compute_seconds"] is not None and (share is None or 0 <= share <= 1), row["implementation"]
         assert len(row["samples_seconds"]) == 2
         for kind in ("parameters", "gradients", "optimizer_state"):
             held, formula = row["memory"]["measured"][kind], row["memory"]["closed_form"][kind]
