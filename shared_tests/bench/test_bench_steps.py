@@ -89,8 +89,9 @@ def test_one_run_of_everything_and_what_it_shows(tmp_path):
         (2, name) for name in ("torch", "dtensor", "shard_map", "annotated")
     }
     for row in rows.values():
-        share = row["exposed_share"]  # None where noise makes the step without communication the longer one
-        assert row["compute_seconds"] is not None and (share is None or 0 <= share <= 1), row["implementation"]
+        share = row["exposed_share"]  # None where a step without communication took longer, as noise may have it
+        noisy = share is None and row["ranks"] > 1 and row["framework"] == "torch"
+        assert noisy or 0 <= share <= 1, row["implementation"]
         assert len(row["samples_seconds"]) == 2
         for kind in ("parameters", "gradients", "optimizer_state"):
             held, formula = row["memory"]["measured"][kind], row["memory"]["closed_form"][kind]

@@ -42,6 +42,7 @@ def few(todo, kept):
         if args[0] == "identities":
             return [dict.fromkeys(collectives.IDENTITIES, 0.0)] * 2
         times = {"per_iteration": [1e-5, 2e-5], "amortized": [1e-5], "calls": 3}
+        times["right"] = {"per_iteration": True, "amortized": True}
         return [[{"bytes": size, "runs_as": args[1], "correct": True, **times} for size in args[2]]] * 2
 
     saved = []
