@@ -26,9 +26,9 @@ from shardiff.system.files import keeper
 Document = dict[str, Any]
 
 QUICK = {
-    "check": "check --width 256",
+    "check": "check --width 256 " + " ".join(f"--strategy {name}" for name in CORE),
     "collectives": "bench collectives --size 4KiB --size 64KiB --size 1MiB --iterations 3 --budget 0.05",
-    "steps": "bench steps --ranks 2 --iterations 6 --rounds 2 --batch 64 --width 512 --speed-batch 256 "
+    "steps": "bench steps --ranks 2 --iterations 5 --rounds 1 --batch 64 --width 512 --speed-batch 256 "
     + " ".join(f"--strategy {name}" for name in ("single_device", *STRATEGIES) if not name.startswith("zero")),
     "bubbles": "bench bubbles --stages 2 --schedule gpipe --microbatches 1 --microbatches 4 --iterations 3 --batch 512 "
     "--width 512 --layers 4",
