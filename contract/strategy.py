@@ -164,8 +164,9 @@ class Run:
 
     @property
     def gathered_again(self) -> bool:
-        """Whether layers that are gathered before use are gathered again for the backward pass."""
-        return "pipeline_parallel" not in self.strategies if self.reshard is None else self.reshard
+        """Whether layers are gathered before use, and again for the backward pass."""
+        gathers = any(map(strategies.gathers, self.strategies))
+        return gathers and ("pipeline_parallel" not in self.strategies if self.reshard is None else self.reshard)
 
     @property
     def strategy(self) -> str:

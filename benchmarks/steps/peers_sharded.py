@@ -21,7 +21,7 @@ def fsdp2(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Mo
     """FSDP2 (Zhao et al., 2304.11277; ZeRO-3, 1910.02054), every layer a unit. Over dp and fsdp it is HSDP."""
     model, names = tensor_parallel_model(mesh, run, device), data_axes(run)
     over = mesh[tuple(names)] if len(names) > 1 else mesh[names[0]]
-    reshard = run.gathered_again and "zero2" not in run.strategies
+    reshard = run.gathered_again if "fully_sharded" in run.strategies else "zero2" not in run.strategies
     for layer in model.layers:  # type: ignore[union-attr]
         fully_shard(layer, mesh=over, reshard_after_forward=reshard)
     fully_shard(model, mesh=over, reshard_after_forward=reshard)

@@ -1,7 +1,4 @@
-"""All three implementations of every strategy equal the one reference, number by number.
-
-A run's result is computed once and used by several tests. `evidence.failures` names the claims that do not hold.
-"""
+"""All three implementations of every strategy equal the one reference, number by number. A run is computed once."""
 
 from __future__ import annotations
 
@@ -152,7 +149,7 @@ def test_overlap_changes_no_bit_between_two_ranks(run, execute):
     assert different(execute(run), execute(replace(run, overlap=False))) == []  # a + b = b + a, whatever is in between
 
 
-# Of a width of which a shard of b fills a vector register, so that AdamW computes as much at once with it as with all.
+# A shard of b fills a vector register, so AdamW computes as much at once with it as with all.
 @each([make("torch", s, 2, dtype, width=64) for s in STRATEGIES if AXES[s] == "fsdp" for dtype in DTYPES])
 def test_between_two_ranks_zero_changes_no_bit_of_data_parallel(run, execute):
     want = execute(replace(run, axes=one_axis("data_parallel", 2)))
