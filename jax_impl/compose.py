@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -78,10 +77,7 @@ def share_of_rank(params: list[Layer], batch: Batch, mesh: Mesh, run: Run, skip:
     used = functools.partial(chain, [s for s in strategies if s not in skip], "weights")
     forward = next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
     if (pipeline := pipeline_of(strategies)) is None:
-        if (policies := [s.GATHERED for s in strategies if hasattr(s, "GATHERED")]) and run.gathered_again:
-            out = by_units(lambda layers, x: forward(map(used, layers), x), params, batch.x, unit_of(run), policies[0])
-        else:
-            out = forward(map(used, params), batch.x)
+        out = through(lambda layers, x: forward(map(used, layers), x), params, batch.x, run)
         return chain(strategies, "total", squared_error(out, batch))
     layers = [used(Layer(w[0], b[0])) for w, b in params]
     stages = mesh.shape[pipeline.AXIS]
@@ -89,11 +85,13 @@ def share_of_rank(params: list[Layer], batch: Batch, mesh: Mesh, run: Run, skip:
     return chain(strategies, "total", pipeline.execute(stage, squared_error, batch, stages))
 
 
-def by_units(forward: Callable[..., Array], params: list[Layer], x: Array, unit: int, policy: Any) -> Array:
-    """The layers, `unit` at a time. policy: what of each unit is kept for the backward pass; the rest is made again."""
-    again = jax.checkpoint(forward, policy=policy)
-    for i in range(0, len(params), unit):
-        x = again(params[i : i + unit], x)
+def through(forward: Callable[..., Array], params: list[Layer], x: Array, run: Run) -> Array:
+    """All layers. Where they are gathered again, as many at a time as stay together, keeping what a strategy keeps."""
+    if not run.gathered_again or run.spelling == "naive":
+        return forward(params, x)
+    again = jax.checkpoint(forward, policy=next(s.kept for s in load(run) if hasattr(s, "kept")))
+    for i in range(0, len(params), unit_of(run)):
+        x = again(params[i : i + unit_of(run)], x)
     return x
 
 
@@ -156,10 +154,7 @@ def annotated(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
         return MLP(params)(x, as_stated)
 
     if (pipeline := pipeline_of(strategies)) is None:
-        policies = [s.GATHERED for s in strategies if hasattr(s, "GATHERED")]
-        if policies and run.gathered_again and run.spelling == "best":
-            return squared_error(by_units(layers_of, params, batch.x, unit_of(run), policies[0]), batch)
-        return squared_error(layers_of(params, batch.x), batch)
+        return squared_error(through(layers_of, params, batch.x, run), batch)
     stages = mesh.shape[pipeline.AXIS]
     schedule = schedule_of(run)
     assert schedule is not None

@@ -18,4 +18,4 @@ RULES = {
     "down_bias": AXIS,
 }
 ACTIVATIONS = True  # the activations' sharding is stated
-GATHERED = jax.checkpoint_policies.everything_saveable  # parameters are inputs of a layer, which are not saved
+kept = jax.checkpoint_policies.everything_saveable  # parameters are inputs of a layer, which are not saved

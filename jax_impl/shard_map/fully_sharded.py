@@ -28,7 +28,7 @@ def weights(layer: Layer) -> Layer:
     return Layer(*(all_gather(p, AXIS) for p in layer))
 
 
-def GATHERED(primitive: Any, *_: Any, **params: Any) -> bool:
+def kept(primitive: Any, *_: Any, **params: Any) -> bool:
     """What is kept for the backward pass where a layer is gathered again: everything but gathered parameters."""
     return not (primitive.name == "all_gather" and AXIS in params["axis_name"])
 
