@@ -90,16 +90,13 @@ def loss_and_grads(
     again = gathered_again() if run.gathered_again else nullcontext()
     replicated = [s for s in strategies if getattr(s, "REPLICATED", False)]
     groups = [mesh.group(s.AXIS) for s in replicated]
-    if run.overlap and not pipeline and (gathers := [s for s in strategies if getattr(s, "GATHERS", False)]):
-        sums, scatter = Sums(strategies, mesh), Scatter(mesh.group(gathers[0].AXIS), groups)
-        with again:
-            passes(strategies, params, batch, mesh, run, sums.add, used=Prefetch(params, scatter).layers)
-        return sums.result(), scatter.finish()
+    gathers = [s for s in strategies if getattr(s, "GATHERS", False)]
     scatters = [s for s in strategies if hasattr(s, "gradients")]
-    if run.overlap and not pipeline and scatters:
-        sums, scatter = Sums(strategies, mesh), Scatter(mesh.group(scatters[0].AXIS), groups)
-        with overlapped_reduce_scatter(params, scatter):
-            passes([s for s in strategies if s not in replicated], params, batch, mesh, run, sums.add)
+    if run.overlap and not pipeline and (gathers or scatters):
+        sums, scatter = Sums(strategies, mesh), Scatter(mesh.group((gathers or scatters)[0].AXIS), groups)
+        used = Prefetch(params, scatter).layers if gathers else None
+        with again, nullcontext() if gathers else overlapped_reduce_scatter(params, scatter):
+            passes([s for s in strategies if s not in replicated], params, batch, mesh, run, sums.add, used=used)
         return sums.result(), scatter.finish()
     deferred = replicated[:1] if run.overlap and not scatters else []
     others = [s for s in strategies if s not in deferred]

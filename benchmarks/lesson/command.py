@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from math import prod
 from pathlib import Path
 from typing import Annotated
@@ -66,17 +67,17 @@ def lesson(
         pairs = diff_strategies.plan(strategy or [], "annotated", ranks, mesh, named, problem, **rest)
         memory.require(memory_limit.of_diff([run for run, _ in pairs]), memory_limit.describe(problem))
         environment.check(jax=bool(asked))
+        targets = [each for _, each in pairs] if asked else []
+        with terminal.progress() as update:
+            made = make(pairs[0][0], targets, lambda text: update(description=text), timeout)
     except ValueError as error:
         refuse(str(error))
-    run = pairs[0][0]
-    with terminal.progress() as update:
-        made = make(run, [each for _, each in pairs] if asked else [], lambda text: update(description=text), timeout)
     if json:
         terminal.show_json(made.to_json())
     elif output is None:
         terminal.show(view.parts(made), width=140)
     if output is not None:
         write(output, view.page(made))
-        print(f"The lesson is in {os.fspath(output)}.")
+        print(f"The lesson is in {os.fspath(output)}.", file=sys.stderr if json else sys.stdout)
     if picture is not None:
         draw(made, picture)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from contract import cost, strategies
 from contract.layout import layout
 from contract.memory import Memory, memory
-from contract.problem import split_slices
 from contract.share import HELD, Part
 from contract.strategy import Run
 from shardiff.record import Record, totals
@@ -101,13 +100,12 @@ def text_of(strategy: str) -> list[str]:
 
 def rows_of(run: Run, rank: int) -> slice:
     """The rows of the batch that a rank has, as neighbours: strategies that split samples split them in turn."""
-    at, mine = run.mesh.coordinates(rank), slice(0, run.problem.batch)
+    at, start, count = run.mesh.coordinates(rank), 0, run.problem.batch
     for axis in reversed(run.nested):
-        split = len(set(strategies.of(axis.strategy).rows(axis.size, axis.size))) == 1
-        if split and sum(strategies.of(axis.strategy).rows(axis.size, axis.size)) == axis.size:
-            part = split_slices(mine.stop - mine.start, axis.size)[at[axis.name]]
-            mine = slice(mine.start + part.start, mine.start + part.stop)
-    return mine
+        sizes = strategies.of(axis.strategy).rows(count, axis.size)
+        if sum(sizes) == count:  # else every rank has all of them
+            start, count = start + sum(sizes[: at[axis.name]]), sizes[at[axis.name]]
+    return slice(start, start + count)
 
 
 def held_by(run: Run, rank: int, of: str) -> list[Part]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import tempfile
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,9 +88,9 @@ def page(lesson: Lesson) -> str:
     made = Environment(loader=FileSystemLoader([here, styles]), autoescape=True, undefined=StrictUndefined)
 
     def printed(one: RenderableType) -> str:
-        console = Console(record=True, width=140, file=open("/dev/null", "w"), highlight=False)  # noqa: SIM115
-        console.print(one)
-        return console.export_text()
+        text = StringIO()
+        Console(file=text, width=140, highlight=False, color_system=None).print(one)
+        return text.getvalue()
 
     with tempfile.TemporaryDirectory(prefix="shardiff-") as directory:
         path = Path(directory, "held.svg")

@@ -121,10 +121,11 @@ def as_text(left: Program, right: Program, rows: Sequence[Row], width: int = 140
     """The diff as plain text."""
     from rich.console import Console
 
-    console = Console(file=StringIO(), width=width, highlight=False, color_system=None)
+    text = StringIO()
+    console = Console(file=text, width=width, highlight=False, color_system=None)
     for part in parts(left, right, rows):
         console.print(part)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 HTML = """<table style="border-collapse: collapse; text-align: left; white-space: pre-line">
