@@ -27,6 +27,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.silent import SILENT
 from contract.layout import schedule_of
 from contract.problem import Batch, Layer, split_slices
 from contract.strategy import Run
@@ -35,7 +36,6 @@ from torch_impl.model import squared_error
 
 Step = Callable[[Batch], Tensor]  # a rank's batch -> the global loss, before the update that the step ends with
 Maker = Callable[[DeviceMesh, Run, torch.device], tuple[Step, nn.Module]]
-SILENT = "fake"  # torch's backend whose collectives return at once
 
 
 class MLP(nn.Module):

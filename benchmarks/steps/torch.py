@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend; init_process_group does the same
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from benchmarks.memory_torch import held, kept_for_backward
+from benchmarks.silent import SILENT
 from benchmarks.steps import contestants
 from benchmarks.steps.numbers import WARM_UP
-from benchmarks.steps.peers import SILENT
 from contract.problem import Batch
 from contract.strategy import Run
 from torch_impl import train

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend that sends nothing
 
 import shardiff.mesh
 from benchmarks.lab.traffic import sent_bytes
 from benchmarks.memory_torch import held, kept_for_backward
+from benchmarks.silent import SILENT
 from contract.layout import cut, held_by, schedule_of, unit_of
 from contract.problem import Layer
 from contract.strategy import Run
@@ -56,7 +56,7 @@ def steps(run: Run, paced: Paced | None, iterations: int, silent: bool = False, 
 
     expected: the parameters after one step of the reference, in full; None if they are not compared.
     """
-    mesh = Mesh(groups_of(run.mesh.axes, "fake" if silent else "gloo"), unit_of(run), schedule_of(run))
+    mesh = Mesh(groups_of(run.mesh.axes, SILENT if silent else "gloo"), unit_of(run), schedule_of(run))
     params = train.make_params(mesh, run, CPU)
     optimizer, leaves = train.make_optimizer(params, run), [p for layer in params for p in layer]
     batch = train.make_batch(mesh, run, 0, CPU)
@@ -107,7 +107,7 @@ def kept_waiting() -> float:
 
 @functools.cache
 def groups_of(axes: tuple[tuple[str, int], ...], backend: str) -> dict[str, dist.ProcessGroup]:
-    """The groups of this rank along the axes of a mesh. "fake" is torch's backend that sends nothing."""
+    """The groups of this rank along the axes of a mesh."""
     mesh, found = shardiff.mesh.Mesh(axes), {}
     for axis in mesh.names:
         found[axis], _ = dist.new_subgroups_by_enumeration([list(each) for each in mesh.groups(axis)], backend=backend)
