@@ -66,13 +66,8 @@ def compare(
     """The diff of what is written with what is derived, with the closed form beside it."""
     mesh = run.mesh
     sides = Program(tuple(written), "written", mesh), Program(tuple(derived), "derived", mesh, memory or {})
-    closed_form = cost.communication(in_torch(run))
+    closed_form = cost.communication(run.in_torch)
     return StrategyDiff(run, target, diff(*sides), traced, closed_form, work)
-
-
-def in_torch(run: Run) -> Run:
-    """The run that is written for what is derived."""
-    return replace(run, implementation="torch", spelling="best")
 
 
 def compute(
@@ -91,7 +86,7 @@ def compute(
     from shardiff import hlo
     from shardiff.hlo.work import work
 
-    explicit_runs = list(dict.fromkeys(in_torch(run) for run, _ in runs))
+    explicit_runs = list(dict.fromkeys(run.in_torch for run, _ in runs))
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(
             trace_all, [run for run in explicit_runs if run.world_size <= MOST_TRACED], progress, timeout
@@ -102,7 +97,7 @@ def compute(
         traced = pending.result()
     diffs = []
     for (run, target), result in zip(runs, compiled, strict=True):
-        written = in_torch(run)
+        written = run.in_torch
         records = traced.get(written) or cost.communication(written)
         derived, memory = hlo.read(result.hlo).records, asdict(result.memory)
         told = written in traced, memory, asdict(work(result.hlo))
@@ -112,7 +107,7 @@ def compute(
 
 def written(run: Run, timeout: float = 30) -> Program:
     """What the torch implementation of a run communicates: traced, or beyond MOST_TRACED ranks its closed form."""
-    run = in_torch(run)
+    run = run.in_torch
     if run.world_size <= MOST_TRACED:
         records = trace_all([run], lambda _: None, timeout)[run]
     else:

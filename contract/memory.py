@@ -17,7 +17,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from math import prod
 
 from contract import strategies
@@ -92,7 +92,7 @@ def activations(run: Run, rank: int) -> int:
     backward pass is split, the gradient of a pre-activation takes the place of the pre-activation until the gradient of
     the weights; the pre-activations within a unit of layers stay as well.
     """
-    problem, mine = run.problem, share(replace(run, implementation="torch"), rank)
+    problem, mine = run.problem, share(run.in_torch, rank)
     e, c, unit = BYTES[problem.dtype], BYTES[mine.loss_dtype], unit_of(run)
     layers, residual = kept(run, rank)
     left = iter(layers)

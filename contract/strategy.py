@@ -184,6 +184,11 @@ class Run:
         plain: dict[str, Any] = {"schedule": "gpipe", "chunks": 2, "overlap": True, "reshard": None, "spelling": "best"}
         return replace(self, axes=(), microbatches=1, **plain)
 
+    @property
+    def in_torch(self) -> Run:
+        """The same training in torch, where every collective is written and there is one spelling."""
+        return replace(self, implementation="torch", spelling="best")
+
     def size(self, strategy: str) -> int:
         """The number of ranks along the axis of this strategy; 1 if the run does not use it."""
         return next((axis.size for axis in self.axes if axis.strategy == strategy), 1)

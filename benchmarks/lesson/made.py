@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.diff_strategies import compute, in_torch
+from benchmarks.diff_strategies import compute
 from benchmarks.lesson.lesson import Lesson
 from contract.strategy import Run
 
@@ -16,7 +16,7 @@ def make(run: Run, targets: Sequence[Any], progress: Callable[[str], None], time
     derived = [(as_annotated(run), target) for target in targets]
     spelled = [(as_annotated(run, "naive"), target) for target in targets if "fully_sharded" in run.strategies]
     every = compute([*derived, *spelled], progress=progress, timeout=timeout) if targets else []
-    return Lesson(in_torch(run), tuple(every[: len(derived)]), tuple(every[len(derived) :]))
+    return Lesson(run.in_torch, tuple(every[: len(derived)]), tuple(every[len(derived) :]))
 
 
 def as_annotated(run: Run, spelling: str = "best") -> Run:

@@ -27,6 +27,6 @@ def compile_meshes(runs: Sequence[Run], target: str, machine: Machine) -> list[C
     for run, result in zip(annotated, targets.compile_all([(run, where) for run in annotated], "default"), strict=True):
         program = Program(tuple(hlo.read(result.hlo).records), "derived", run.mesh)
         derived = Side(work(result.hlo).flops, program.wire_bytes, seconds(program, machine.network))
-        written = replace(run, implementation="torch")
+        written = run.in_torch
         found.append(Compiled(written, target, closed_form(written, machine), derived))
     return found

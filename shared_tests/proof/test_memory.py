@@ -71,6 +71,11 @@ def test_gathered_weights_that_are_kept_count_as_activations():
     assert kept == 3 * 16 * 16 * 4  # every w, whole, but the first layer's
 
 
+def test_another_spelling_holds_what_the_best_one_does():
+    run = Run("annotated", one_axis("fully_sharded", 4), SMALL)
+    assert memory(replace(run, spelling="naive")) == memory(run)
+
+
 def test_memory_is_told_by_name():
     held = memory(Run("torch", one_axis("single_device", 1), replace(SMALL, layers=1), "sgd"))[0]
     assert held.to_json() == {

@@ -175,6 +175,7 @@ def test_sizes_beyond_memory_are_refused_with_the_bytes_needed_and_there(
     [
         "check",
         "diff data_parallel --target v5p:8x8x16 --width 100000 --batch 2048",
+        "diff fully_sharded --spelling naive",
         "bench steps",
         "bench collectives",
         "bench bubbles",
