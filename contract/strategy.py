@@ -259,7 +259,7 @@ def impossible(run: Run) -> str | None:
         if AXES[axis.strategy] != axis.name:
             return f"{axis.strategy} uses the axis {AXES[axis.strategy]}, not {axis.name}"
     if run.spelling == "naive" and (run.implementation != "annotated" or "fully_sharded" not in run.strategies):
-        return "spelling naive is one of fully_sharded under annotations"
+        return "only fully_sharded has a naive spelling, and only under annotations"
     if run.reshard and "pipeline_parallel" in run.strategies:
         return "a pipeline gathers its layers once for all microbatches and keeps them: reshard must be false"
     if flaw := unfit(run.schedule, run.size("pipeline_parallel"), run.microbatches, run.chunks):
