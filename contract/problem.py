@@ -8,7 +8,7 @@ another model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,23 @@ class Problem:
     dtype: str = "float32"
     seed: int = 0
 
-    def parameters(self) -> list[Layer]:
+    unit: ClassVar[int] = 1  # how many layers of a list of parameters stay together
+    sequence = 1  # tokens of a sample
+
+    @property
+    def depth(self) -> int:
+        """The length of a list of parameters."""
+        return self.layers
+
+    def shapes(self) -> list[Any]:
+        """The shape of every parameter: Layer((D, D), (D,)) for each layer."""
+        return [Layer((self.width, self.width), (self.width,))] * self.layers
+
+    def flaw(self) -> str | None:
+        """Why there is no such problem, in one line; None if there is."""
+        return None
+
+    def parameters(self) -> list[Any]:
         """The full model in float64. w ~ N(0, 1/D); biases are not zero, so that a lost one is noticed."""
         rng = np.random.default_rng([self.seed, 0])
         d = self.width
@@ -86,7 +102,7 @@ def pad_batch(batch: Batch, parts: int) -> Batch:
 
     def pad(a: np.ndarray) -> np.ndarray:
         shares = [a[s] for s in split_slices(rows, parts)]
-        return np.concatenate([np.pad(s, ((0, size - len(s)), (0, 0))) for s in shares])
+        return np.concatenate([np.pad(s, ((0, size - len(s)), *[(0, 0)] * (a.ndim - 1))) for s in shares])
 
     return Batch(*map(pad, batch))
 

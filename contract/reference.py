@@ -6,47 +6,54 @@ Every run is compared with it, and finite differences check it in turn.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
+from contract.blocks import SUBLAYERS, Back, gelu
 from contract.optimizer import SLOTS, AdamW, Sgd, adamw_update, sgd_update
-from contract.problem import Batch, Layer
+from contract.problem import Batch, Layer, Problem
 from contract.strategy import Run, RunResult
 
 
-def normal_cdf(x: np.ndarray) -> np.ndarray:
-    """Phi(x), the distribution function of N(0, 1). NumPy has no erf, so math.erf is applied to each value."""
-    scaled = (x * math.sqrt(0.5)).ravel()
-    return 0.5 * (1 + np.fromiter(map(math.erf, scaled), np.float64, scaled.size).reshape(x.shape))
+def linear(layer: Layer, x: np.ndarray, problem: Problem | None) -> tuple[np.ndarray, Back]:
+    """gelu(x @ w + b) of x[B, D]."""
+    out, slope = gelu(x @ layer.w + layer.b)
+
+    def back(dy: np.ndarray) -> tuple[np.ndarray, Layer]:
+        dz = dy * slope
+        return dz @ layer.w.T, Layer(x.T @ dz, dz.sum(axis=0))
+
+    return out, back
 
 
-def forward(params: list[Layer], x: np.ndarray) -> tuple[np.ndarray, list[tuple[np.ndarray, ...]]]:
-    """The output [B, D], and what the backward pass needs of each layer: input, pre-activation, Phi(pre-activation)."""
-    saved = []
-    for w, b in params:
-        z = x @ w + b
-        cdf = normal_cdf(z)
-        saved.append((x, z, cdf))
-        x = z * cdf  # gelu(z) = z Phi(z), Hendrycks and Gimpel, 1606.08415
-    return x, saved
+LAYERS: dict[type, Callable[..., tuple[np.ndarray, Back]]] = {Layer: linear, **SUBLAYERS}
 
 
-def loss_and_grads(params: list[Layer], batch: Batch) -> tuple[float, list[Layer]]:
+def forward(params: list[Any], x: np.ndarray, problem: Problem | None = None) -> tuple[np.ndarray, list[Back]]:
+    """The output, shaped as x, and the backward pass of each layer."""
+    backs = []
+    for layer in params:
+        x, back = LAYERS[type(layer)](layer, x, problem)
+        backs.append(back)
+    return x, backs
+
+
+def loss_and_grads(params: list[Any], batch: Batch, problem: Problem | None = None) -> tuple[float, list[Any]]:
     """The mean squared error and its gradient with respect to every parameter."""
-    out, saved = forward(params, batch.x)
+    out, backs = forward(params, batch.x, problem)
     residual = out - batch.y
     loss = float(np.sum(batch.weight * residual**2))
     dx = 2 * batch.weight * residual
     grads = []
-    for (w, _), (x, z, cdf) in zip(reversed(params), reversed(saved), strict=True):
-        pdf = np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
-        dz = dx * (cdf + z * pdf)
-        grads.append(Layer(x.T @ dz, dz.sum(axis=0)))
-        dx = dz @ w.T
+    for back in reversed(backs):
+        dx, of_layer = back(dx)
+        grads.append(of_layer)
     return loss, grads[::-1]
 
 
-def norm(layers: list[Layer]) -> float:
+def norm(layers: list[Any]) -> float:
     """The Euclidean norm over all parameters (or gradients) taken as one vector."""
     return math.sqrt(sum(float(np.sum(np.square(a, dtype=np.float64))) for layer in layers for a in layer))
 
@@ -54,10 +61,10 @@ def norm(layers: list[Layer]) -> float:
 def run(run: Run) -> RunResult:
     """Train in float64 on one device, whatever strategy, degree and dtype `run` names."""
     params = run.problem.parameters()
-    state = {slot: [Layer(*map(np.zeros_like, layer)) for layer in params] for slot in SLOTS[run.optimizer]}
+    state = {slot: [layer._make(map(np.zeros_like, layer)) for layer in params] for slot in SLOTS[run.optimizer]}
     losses, grad_norms, first_grads = [], [], []
     for step in range(run.steps):
-        loss, grads = loss_and_grads(params, run.problem.data(step))
+        loss, grads = loss_and_grads(params, run.problem.data(step), run.problem)
         losses.append(loss)
         grad_norms.append(norm(grads))
         if step == 0:
@@ -67,8 +74,8 @@ def run(run: Run) -> RunResult:
 
 
 def _update(
-    params: list[Layer], grads: list[Layer], state: dict[str, list[Layer]], step: int, optimizer: str
-) -> tuple[list[Layer], dict[str, list[Layer]]]:
+    params: list[Any], grads: list[Any], state: dict[str, list[Any]], step: int, optimizer: str
+) -> tuple[list[Any], dict[str, list[Any]]]:
     """The parameters and the state after one update; `step` counts from 1."""
     slots = SLOTS[optimizer]
 
@@ -77,9 +84,9 @@ def _update(
             return sgd_update(p, g, *old, opt=Sgd())
         return adamw_update(p, g, *old, step=step, opt=AdamW())
 
-    new: list[list[Layer]] = [[] for _ in ("params", *slots)]
+    new: list[list[Any]] = [[] for _ in ("params", *slots)]
     for tensors in zip(params, grads, *(state[slot] for slot in slots), strict=True):
-        w, b = (update(*(layer[kind] for layer in tensors)) for kind in range(2))
-        for layers, layer in zip(new, map(Layer, w, b), strict=True):
-            layers.append(layer)
+        updated = [update(*each) for each in zip(*tensors, strict=True)]
+        for layers, values in zip(new, zip(*updated, strict=True), strict=True):
+            layers.append(tensors[0]._make(values))
     return new[0], dict(zip(slots, new[1:], strict=True))
