@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from contract import strategies
-from contract.problem import Layer, Problem, split_sizes
+from contract.problem import Problem, split_sizes
 from contract.schedule import Schedule, make, parts_of
-from contract.share import WHOLE, Kept, Part, Pass, Share
+from contract.share import Kept, Part, Pass, Share, names, whole_parts
 from contract.strategy import Axes, Run
 
 
@@ -19,7 +20,7 @@ from contract.strategy import Axes, Run
 def layout(run: Run, of: str = "parameters") -> list[list[Part]]:
     """For each rank, the parts that it holds, in the order of the layers. The innermost strategy cuts first.
 
-    of: "parameters", "gradients" or "optimizer_state".
+    of: "parameters", "gradients", "optimizer_state"; or "use": as a rank computes with them.
     """
     return [held_by(run, rank, of) for rank in range(run.world_size)]
 
@@ -34,15 +35,15 @@ def held_by(run: Run, rank: int, of: str = "parameters") -> list[Part]:
 def _held(
     nested: Axes, problem: Problem, schedule: str, chunks: int, at: tuple[tuple[str, int], ...], of: str
 ) -> list[Part]:
-    places, unit = dict(at), _unit(nested)
-    parts = [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in range(problem.layers)]
+    places, unit = dict(at), _unit(nested, problem)
+    parts = whole_parts(problem)
     # A pipeline picks layers, and all others cut inside of layers: picked first, there is less to cut.
     for axis in sorted(reversed(nested), key=lambda axis: axis.strategy != "pipeline_parallel"):
         strategy, index = strategies.of(axis.strategy), places[axis.name]
         if axis.strategy == "pipeline_parallel":
             of_stage = strategy.chunks(parts, problem, axis.size, index, unit, parts_of(schedule, axis.size, chunks))
             parts = [part for chunk in of_stage for part in chunk]
-        elif of in strategy.SPLITS:
+        elif of in strategy.SPLITS or (of == "use" and strategy.DEPTH == 2):
             parts = strategy.cut(parts, problem, axis.size, index, unit)
     return parts
 
@@ -62,7 +63,7 @@ def chunks_of(run: Run, rank: int) -> list[list[Part]]:
     held, schedule = iter(held_by(run, rank)), schedule_of(run)
     if schedule is None:
         return [list(held)]
-    stage, layers = run.mesh.coordinates(rank)["pp"], list(range(run.problem.layers))
+    stage, layers = run.mesh.coordinates(rank)["pp"], list(range(run.problem.depth))
     pipeline = strategies.of("pipeline_parallel")
     sizes = pipeline.chunks(layers, run.problem, schedule.stages, stage, unit_of(run), schedule.parts)
     return [[next(held) for _ in chunk] for chunk in sizes]
@@ -70,11 +71,11 @@ def chunks_of(run: Run, rank: int) -> list[list[Part]]:
 
 def unit_of(run: Run) -> int:
     """How many consecutive layers must stay on one rank."""
-    return _unit(run.axes)
+    return _unit(run.axes, run.problem)
 
 
-def _unit(axes: Axes) -> int:
-    return max((strategies.of(axis.strategy).UNIT for axis in axes), default=1)
+def _unit(axes: Axes, problem: Problem) -> int:
+    return max(problem.unit, *(strategies.of(axis.strategy).UNIT for axis in axes), 1)
 
 
 def share(run: Run, rank: int) -> Share:
@@ -85,9 +86,9 @@ def share(run: Run, rank: int) -> Share:
     for axis in reversed(run.nested):
         rows = strategies.of(axis.strategy).rows(rows, axis.size)[at[axis.name]]
     _, features = kept(run, rank)
-    program = run.implementation, run.gathered_again
+    program, used = (run.implementation, run.gathered_again), tuple(held_by(run, rank, "use"))
     if "pipeline_parallel" not in run.strategies:
-        return Share(run.problem, *held, (Pass(rows),), (rows,), int(features), *program)
+        return Share(run.problem, *held, (Pass(rows),), (rows,), int(features), *program, sequence=tokens_of(run), used=used)
     stages, schedule = run.size("pipeline_parallel"), schedule_of(run)
     chunks = [tuple(chunk) for chunk in chunks_of(run, rank)]
     by_ticks = run.implementation != "torch" and not run.in_gpipes_order
@@ -105,7 +106,13 @@ def share(run: Run, rank: int) -> Share:
         ticks = run.microbatches + stages - 1
         derived = run.implementation == "annotated"
         passes = [Pass(microbatches[0], True, (derived or 0 < tick) and stages > 1) for tick in range(ticks)]
-    return Share(run.problem, *held, tuple(passes), microbatches, int(features), *program, schedule, by_ticks)
+    of_pipeline = schedule, by_ticks, tokens_of(run), used
+    return Share(run.problem, *held, tuple(passes), microbatches, int(features), *program, *of_pipeline)
+
+
+def tokens_of(run: Run) -> int:
+    """The tokens of a sample that a rank has inside the layers, where `cp` alone splits them."""
+    return run.problem.sequence // prod(axis.size for axis in run.axes if axis.name == "cp")
 
 
 def batch_shares(run: Run) -> int:
@@ -127,37 +134,32 @@ def kept(run: Run, rank: int) -> tuple[list[Kept], float]:
     Every layer is counted as one in the middle of the model; `contract.memory` corrects for the first and the last
     layer.
     """
-    width = run.problem.width
+    width = run.problem.width * run.problem.sequence
     layers, residual = [Kept(width, width) for _ in held_by(run, rank)], float(width)
     for axis in reversed(run.nested):
         layers, residual = strategies.of(axis.strategy).kept(layers, residual, axis.size)
     return layers, residual
 
 
-def names(part: Part) -> tuple[str, str]:
-    """The names of a part's two parameters: w3, b3."""
-    return f"w{part.layer}", f"b{part.layer}"
-
-
-def cut(params: Sequence[Layer], parts: Sequence[Part]) -> list[Layer]:
+def cut(params: Sequence[Any], parts: Sequence[Part]) -> list[Any]:
     """One rank's shards of the full parameters, as views."""
-    return [Layer(params[p.layer].w[p.w], params[p.layer].b[p.b]) for p in parts]
+    return [p.cuts._make(a[cut] for a, cut in zip(params[p.layer], p.cuts, strict=True)) for p in parts]
 
 
-def merge(run: Run, shards: Sequence[Sequence[Layer]], of: str = "parameters") -> list[Layer]:
+def merge(run: Run, shards: Sequence[Sequence[Any]], of: str = "parameters") -> list[Any]:
     """The full parameters, assembled from the shards of all ranks: the inverse of `cut`.
 
     Where several ranks hold a replica, that of the lowest rank is taken, so the others may be None. (`Shard.digests`
     show whether replicas agree.) Raises ValueError if a shard does not have the shape that the layout gives it.
     """
-    d, dtype = run.problem.width, next(a.dtype for rank in shards for layer in rank for a in layer if a is not None)
-    full = [Layer(np.full((d, d), np.nan, dtype), np.full(d, np.nan, dtype)) for _ in range(run.problem.layers)]
+    dtype = next(a.dtype for rank in shards for layer in rank for a in layer if a is not None)
+    full = [layer._make(np.full(shape, np.nan, dtype) for shape in layer) for layer in run.problem.shapes()]
     for rank, (parts, owner) in enumerate(zip(layout(run, of), owned(run, of), strict=True)):
         if len(parts) != len(shards[rank]):
             raise ValueError(f"rank {rank} holds {len(shards[rank])} layers where the layout says {len(parts)}")
         for part, layer, owns in zip(parts, shards[rank], owner, strict=True):
             for name, whole, index, shard, own in zip(
-                names(part), full[part.layer], part[1:], layer, owns, strict=True
+                names(part), full[part.layer], part.cuts, layer, owns, strict=True
             ):
                 if not own:
                     continue
@@ -168,15 +170,18 @@ def merge(run: Run, shards: Sequence[Sequence[Layer]], of: str = "parameters") -
     return full
 
 
-def owned(run: Run, of: str = "parameters") -> list[list[tuple[bool, bool]]]:
-    """For each rank and part, whether it is the lowest rank that holds (w, b). A sum over owners counts each once."""
+def owned(run: Run, of: str = "parameters") -> list[list[Any]]:
+    """For each rank and part, whether it is the lowest rank that holds each parameter, as a tuple of the layer's type.
+
+    A sum over owners counts each parameter once.
+    """
     seen: set[tuple[str, str]] = set()
     flags = []
     for parts in layout(run, of):
         row = []
         for part in parts:
-            keys = [(name, str(index)) for name, index in zip(names(part), part[1:], strict=True)]
-            row.append((keys[0] not in seen, keys[1] not in seen))
+            keys = [(name, str(cut)) for name, cut in zip(names(part), part.cuts, strict=True)]
+            row.append(part.cuts._make(key not in seen for key in keys))
             seen.update(keys)
         flags.append(row)
     return flags

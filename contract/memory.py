@@ -63,19 +63,20 @@ def _memory(run: Run, rank: int, parameters: int, gradients: int, updated: int) 
 
 
 def _bytes(run: Run, parts: Sequence[Part]) -> int:
-    width = run.problem.width
-    elements = sum(prod(length(s, width) for s in part.w) + length(part.b[0], width) for part in parts)
+    elements = sum(
+        prod(map(length, *each)) for part in parts for each in zip(part.cuts, run.problem.shape(part.layer), strict=True)
+    )
     return elements * BYTES[run.problem.dtype]
 
 
 def gathered(run: Run, rank: int) -> int:
-    """Bytes of the layers' w that are gathered for the forward pass and kept for the backward pass."""
+    """Bytes of the parameters that are gathered for the forward pass and kept for the backward pass."""
     gathers = [a.size for a in run.axes if strategies.gathers(a.strategy)]
     if not gathers or run.gathered_again:
         return 0
     mine = share(run, rank)
-    used = [part for part in mine.parts if part.layer]  # the first layer's input needs no gradient, and so not its w
-    return prod(gathers) * sum(mine.elements(part)[0] for part in used) * BYTES[run.problem.dtype]
+    used = [mine.used_backward(part, first=not part.layer) for part in mine.parts]
+    return prod(gathers) * sum(elements for of_part in used for _, elements in of_part) * BYTES[run.problem.dtype]
 
 
 def activations(run: Run, rank: int) -> int:
@@ -99,7 +100,7 @@ def activations(run: Run, rank: int) -> int:
     whole, put_off = [], []  # bytes per row of each chunk, until the backward pass and until that of the weights
     for parts in chunks_of(run, rank):
         of_chunk = [next(left) for _ in parts]
-        first, last = parts[0].layer == 0, parts[-1].layer == problem.layers - 1
+        first, last = parts[0].layer == 0, parts[-1].layer == problem.depth - 1
         elements = sum(layer.preactivation + layer.input for layer in of_chunk) - (of_chunk[0].input if first else 0)
         inner = sum(layer.preactivation for i, layer in enumerate(of_chunk) if (i + 1) % unit)
         whole.append(elements * e + (residual * c if last else 0))

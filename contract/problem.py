@@ -55,9 +55,13 @@ class Problem:
         """The length of a list of parameters."""
         return self.layers
 
+    def shape(self, layer: int) -> Any:
+        """The shapes of one layer's parameters, as a tuple of the layer's type."""
+        return Layer((self.width, self.width), (self.width,))
+
     def shapes(self) -> list[Any]:
-        """The shape of every parameter: Layer((D, D), (D,)) for each layer."""
-        return [Layer((self.width, self.width), (self.width,))] * self.layers
+        """The same for every layer."""
+        return [self.shape(layer) for layer in range(self.depth)]
 
     def flaw(self) -> str | None:
         """Why there is no such problem, in one line; None if there is."""

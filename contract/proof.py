@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from contract.layout import layout, names
-from contract.problem import Layer
+from contract.layout import layout
+from contract.share import names
 from contract.strategy import Run, RunResult
 
 LIMITS = {"float64": 1e-12, "float32": 1e-5}
@@ -54,7 +55,7 @@ def prove(run: Run, got: RunResult, want: RunResult, own: RunResult | None = Non
     return Proof(errors, tuple(failures))
 
 
-def error(got: Sequence[Layer], want: Sequence[Layer]) -> float:
+def error(got: Sequence[Any], want: Sequence[Any]) -> float:
     """||got - want|| / ||want|| in float64, with all layers taken as one vector.
 
     It is infinite where the shapes differ, or where want is zero and got is not. It is NaN or infinite where got is.
@@ -119,7 +120,7 @@ def worst(got: RunResult, want: RunResult, claim: str) -> str:
         if len(g) != len(w):
             return f"{prefix}the layers, of which there are {len(g)} instead of {len(w)}"
         for layer, pair in enumerate(zip(g, w, strict=True)):
-            for kind, a, b in zip("wb", *pair, strict=True):
+            for kind, a, b in zip(pair[1]._fields, *pair, strict=True):
                 tensors[f"{prefix}{kind}{layer}"] = _error([(a, b)])
     return list(tensors)[int(np.argmax(list(tensors.values())))]  # argmax returns the first NaN, if there is one
 
@@ -143,7 +144,7 @@ def differing_replicas(run: Run, got: RunResult) -> list[str]:
     """Ranks that hold the same part must hold the same bits, at the start and after every step."""
     first: dict[tuple[str, str], tuple[int, tuple[str, ...]]] = {}
     for rank, (parts, held) in enumerate(zip(layout(run), got.shards, strict=False)):
-        for name, index in [pair for part in parts for pair in zip(names(part), part[1:], strict=True)]:
+        for name, index in [pair for part in parts for pair in zip(names(part), part.cuts, strict=True)]:
             if name not in held:
                 continue  # wrong_shards reports it
             digests = held[name].digests

@@ -6,23 +6,39 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from math import prod
+from typing import Any, NamedTuple
 
 from contract.problem import Problem
 from contract.schedule import Schedule
+from contract.transformer import Attention, Transformer
 
 WHOLE = slice(None)
 HELD = ("parameters", "gradients", "optimizer_state")  # what a rank holds between steps, or at the end of one
 
 
+Cut = tuple[slice, ...]  # of one array, a slice for every dim
+
+
 class Part(NamedTuple):
-    """Layer number `layer` as one rank holds it: the slices that cut w[in, out] and b[out]."""
+    """Layer number `layer` as one rank holds it. cuts: the slices of each parameter, as a tuple of the layer's type."""
 
     layer: int
-    w: tuple[slice, slice]
-    b: tuple[slice]
+    cuts: Any
+
+
+def whole_parts(problem: Problem, layers: int | None = None) -> list[Part]:
+    """The layers of the full model, or the first few, uncut."""
+    return [Part(i, uncut(problem.shape(i))) for i in range(min(problem.depth, layers or problem.depth))]
+
+
+@lru_cache(64)
+def uncut(shapes: Any) -> Any:
+    """The slices that leave a layer whole. shapes: of its parameters."""
+    return shapes._make((WHOLE,) * len(shape) for shape in shapes)
 
 
 def narrow(cut: slice, width: int, parts: int, index: int) -> slice:
@@ -36,10 +52,19 @@ def narrow(cut: slice, width: int, parts: int, index: int) -> slice:
 def narrow_rows(parts: Sequence[Part], problem: Problem, n: int, index: int) -> list[Part]:
     """Share number `index` of `n` of every parameter's rows: W[D_n, F], b[F_n]."""
 
-    def mine(of: slice) -> slice:
-        return narrow(of, problem.width, n, index)
+    def mine(cut: Cut, shape: tuple[int, ...]) -> Cut:
+        return (narrow(cut[0], shape[0], n, index), *cut[1:])
 
-    return [Part(layer, (mine(w[0]), w[1]), (mine(b[0]),)) for layer, w, b in parts]
+    return [Part(layer, cuts._make(map(mine, cuts, problem.shape(layer)))) for layer, cuts in parts]
+
+
+def narrow_dims(parts: Sequence[Part], problem: Problem, dims: Mapping[type, Any], n: int, index: int) -> list[Part]:
+    """Share number `index` of `n` of one dim of every parameter. dims: by type of layer; None leaves one whole."""
+
+    def mine(cut: Cut, shape: tuple[int, ...], dim: int | None) -> Cut:
+        return tuple(narrow(c, d, n, index) if i == dim else c for i, (c, d) in enumerate(zip(cut, shape, strict=True)))
+
+    return [Part(layer, cuts._make(map(mine, cuts, problem.shape(layer), dims[type(cuts)]))) for layer, cuts in parts]
 
 
 def length(cut: slice, width: int) -> int:
@@ -92,7 +117,8 @@ class Asked:
 
     rows: the smallest number of rows of the batch that any rank has. unit: how many layers must stay together.
     shortest: the fewest rows of any parameter, as the deeper strategies leave it.
-    schedule, chunks: of a pipeline.
+    schedule, chunks: of a pipeline. sequence: the tokens of a sample. heads: of a rank, as
+    the deeper strategies leave them.
     """
 
     problem: Problem
@@ -102,17 +128,41 @@ class Asked:
     shortest: int
     schedule: str = "gpipe"
     chunks: int = 2
+    sequence: int = 1
+    heads: int = 1
 
 
 def uneven_rows(name: str, asked: Asked, n: int) -> str | None:
     """Why a strategy that splits samples, and parameters by rows, cannot run on n ranks; None if it can."""
     if asked.shortest % n:
-        width = asked.problem.width
+        width = min(shape[0] for layer in range(min(2, asked.problem.depth)) for shape in asked.problem.shape(layer))
         if asked.shortest == width:
             return f"{name} needs a width divisible by its degree: width {width}, degree {n}"
         return f"{name} needs a number of rows that its degree divides: {asked.shortest} of {width}, degree {n}"
     if asked.problem.batch < n:
         return f"{name} over {n} ranks needs a batch of at least {n}, got {asked.problem.batch}"
+    return None
+
+
+def uneven_heads(name: str, problem: Problem, n: int) -> str | None:
+    """Why a transformer's heads and features cannot be split n ways; None if they can."""
+    if not isinstance(problem, Transformer):
+        return f"{name} splits blocks of a transformer, and the problem is an MLP"
+    if problem.heads % n:
+        return f"{name} needs heads divisible by its degree: {problem.heads} heads, degree {n}"
+    if problem.ff % n:
+        return f"{name} needs an MLP width divisible by its degree: ff {problem.ff}, degree {n}"
+    return None
+
+
+def uneven_sequence(name: str, asked: Asked, pieces: int) -> str | None:
+    """Why a transformer's sequence cannot be cut into so many pieces; None if it can."""
+    if not isinstance(asked.problem, Transformer):
+        return f"{name} splits the sequence of a transformer, and the problem is an MLP"
+    if asked.problem.experts:
+        return f"{name} cannot split the sequence where experts count their tokens over all of it"
+    if asked.sequence % pieces:
+        return f"{name} needs a sequence that divides into {pieces} pieces, got {asked.sequence} tokens"
     return None
 
 
@@ -124,7 +174,8 @@ class Share:
     pass in every tick. features: of an activation that is passed on, as this rank holds it. gathered_again: whether
     parameters that are gathered before use are freed after the forward pass and gathered again for the backward pass.
     schedule: of a pipeline. by_ticks: whether what is sent follows the schedule's ticks, as in a program that all
-    stages run, and not the order in which messages come about.
+    stages run, and not the order in which messages come about. sequence: the tokens of a sample inside the layers.
+    used: the parts as they are computed with, which may have been gathered.
     """
 
     problem: Problem
@@ -137,6 +188,8 @@ class Share:
     gathered_again: bool = False
     schedule: Schedule | None = None
     by_ticks: bool = False
+    sequence: int = 1
+    used: tuple[Part, ...] = ()
 
     @property
     def derived(self) -> bool:
@@ -147,6 +200,10 @@ class Share:
         """The parts that a pass goes through."""
         return self.parts if one.parts is None else one.parts
 
+    def activation(self, one: Pass) -> int:
+        """The elements of a whole activation, as it enters a layer: rows, tokens of a sample, features."""
+        return one.rows * self.sequence * self.problem.width
+
     @property
     def loss_dtype(self) -> str:
         """The dtype in which the loss is summed: float32 at least."""
@@ -156,14 +213,44 @@ class Share:
         """The sum of the loss over an axis, one scalar."""
         return Sent("all_reduce", 1, "forward", "loss", self.loss_dtype)
 
-    def elements(self, part: Part) -> tuple[int, int]:
-        """The elements of w and of b that this rank holds."""
-        rows, columns, of_b = (length(s, self.problem.width) for s in (*part.w, *part.b))
-        return rows * columns, of_b
+    def elements(self, part: Part) -> list[int]:
+        """The elements of each parameter that this rank holds."""
+        return [prod(map(length, *each)) for each in zip(part.cuts, self.problem.shape(part.layer), strict=True)]
+
+    def tensors(self, part: Part) -> list[tuple[str, int]]:
+        """The same with names: w3, b3."""
+        return list(zip(names(part), self.elements(part), strict=True))
 
     def messages(self, part: Part) -> list[tuple[str, int]]:
-        """What a collective over parameters carries: names and elements. In torch, w and b of a layer go together."""
-        of_w, of_b = self.elements(part)
+        """What a collective over parameters carries: names and elements. In torch, those of a layer go together."""
         if self.implementation == "torch":
-            return [(f"w{part.layer} and b{part.layer}", of_w + of_b)]
-        return [(f"w{part.layer}", of_w), (f"b{part.layer}", of_b)]
+            return [(" and ".join(names(part)), sum(self.elements(part)))]
+        return self.tensors(part)
+
+    def used_backward(self, part: Part, first: bool) -> list[tuple[str, int]]:
+        """Those of `tensors` that the backward pass needs, without vectors. first: the input's gradient is not needed.
+
+        The w of a layer of the MLP is needed for that alone. In a block it is needed for the gain's gradient, too.
+        """
+        kept = {
+            name
+            for name, kind in zip(names(part), part.cuts._fields, strict=True)
+            if kind not in ("b", "gain") and not (first and kind == "w")
+        }
+        return [(name, elements) for name, elements in self.tensors(part) if name in kept]
+
+
+def names(part: Part) -> tuple[str, ...]:
+    """The names of a part's parameters: w3, b3."""
+    return tuple(f"{kind}{part.layer}" for kind in part.cuts._fields)
+
+
+def attentions(share: Share, one: Pass) -> list[Part]:
+    """The attention layers of a pass."""
+    return [part for part in share.parts_of(one) if isinstance(part.cuts, Attention)]
+
+
+def heads_of(share: Share, one: Pass, part: Part) -> int:
+    """The elements of a rank's q, or k, or v: its rows, its tokens, the features of its heads."""
+    d = share.problem.width
+    return one.rows * share.sequence * length(part.cuts.q[1], d)

@@ -31,9 +31,10 @@ import numpy as np
 
 from contract import strategies
 from contract.optimizer import OPTIMIZERS
-from contract.problem import DTYPES, Layer, Problem
+from contract.problem import DTYPES, Problem
 from contract.schedule import unfit
-from contract.share import WHOLE, Asked, Part, length
+from contract.share import Asked, length, whole_parts
+from contract.transformer import Transformer
 from shardiff.mesh import MOST_RANKS, Mesh
 from shardiff.mesh import parse as parse_mesh
 
@@ -50,11 +51,21 @@ AXES = {
     "zero1": "fsdp",
     "zero2": "fsdp",
 }
+AXES_OF_BLOCKS = {  # of strategies that only blocks of a transformer have
+    "sequence_parallel": "tp",
+    "context_parallel": "cp",
+    "ring_attention": "cp",
+    "ulysses": "cp",
+    "expert_parallel": "ep",
+}
+ALL_AXES = AXES | AXES_OF_BLOCKS
 USUAL = {  # axis -> default
     "dp": "data_parallel",
     "fsdp": "fully_sharded",
     "tp": "megatron_tensor_parallel",
     "pp": "pipeline_parallel",
+    "cp": "ring_attention",
+    "ep": "expert_parallel",
 }
 SPELLINGS = ("best", "naive")
 DEVICES = ("auto", "cpu", "cuda")
@@ -73,9 +84,9 @@ Axes = tuple[Axis, ...]  # outermost first
 
 def one_axis(strategy: str, size: int) -> Axes:
     """The axes of a run of one strategy; none for single_device."""
-    if strategy not in AXES:
-        raise ValueError(f"unknown strategy {strategy!r}; known: {', '.join(AXES)}")
-    if (name := AXES[strategy]) is not None:
+    if strategy not in ALL_AXES:
+        raise ValueError(f"unknown strategy {strategy!r}; known: {', '.join(ALL_AXES)}")
+    if (name := ALL_AXES[strategy]) is not None:
         return (Axis(name, size, strategy),)
     if size != 1:
         raise ValueError(f"single_device runs on 1 rank, got degree {size}")
@@ -89,8 +100,8 @@ def parse_axes(mesh: str, strategies: tuple[str, ...] = ()) -> Axes:
     """
     chosen = dict(USUAL)
     for strategy in strategies:
-        if strategy not in AXES or (axis := AXES[strategy]) is None:
-            raise ValueError(f"unknown strategy {strategy!r} for a mesh; known: {', '.join(STRATEGIES)}")
+        if strategy not in ALL_AXES or (axis := ALL_AXES[strategy]) is None:
+            raise ValueError(f"unknown strategy {strategy!r} for a mesh; known: {', '.join(name for name in ALL_AXES if ALL_AXES[name])}")
         chosen[axis] = strategy
     sizes = parse_mesh(mesh).axes
     for name, _ in sizes:
@@ -98,8 +109,8 @@ def parse_axes(mesh: str, strategies: tuple[str, ...] = ()) -> Axes:
             raise ValueError(f"unknown axis {name!r} in the mesh {mesh!r}; known: {', '.join(USUAL)}")
     names = [name for name, _ in sizes]
     for strategy in strategies:
-        if AXES[strategy] not in names:
-            raise ValueError(f"{strategy} needs the axis {AXES[strategy]}, which the mesh {mesh!r} does not have")
+        if ALL_AXES[strategy] not in names:
+            raise ValueError(f"{strategy} needs the axis {ALL_AXES[strategy]}, which the mesh {mesh!r} does not have")
     return tuple(Axis(name, size, chosen[name]) for name, size in sizes)
 
 
@@ -189,6 +200,10 @@ class Run:
         """The same training in torch, where every collective is written and there is one spelling."""
         return replace(self, implementation="torch", spelling="best")
 
+    def size_of(self, axis: str) -> int:
+        """The number of ranks along an axis; 1 if the run does not have it."""
+        return dict(self.mesh.axes).get(axis, 1)
+
     def size(self, strategy: str) -> int:
         """The number of ranks along the axis of this strategy; 1 if the run does not use it."""
         return next((axis.size for axis in self.axes if axis.strategy == strategy), 1)
@@ -216,10 +231,10 @@ class RunResult:
     """
 
     losses: np.ndarray
-    grads: list[Layer]
+    grads: list[Any]
     grad_norms: np.ndarray
-    params: list[Layer]
-    optimizer_state: dict[str, list[Layer]]
+    params: list[Any]
+    optimizer_state: dict[str, list[Any]]
     shards: list[dict[str, Shard]] = field(default_factory=list)
 
 
@@ -227,7 +242,7 @@ def impossible(run: Run) -> str | None:
     """Why a run cannot work, in one line with the numbers and with what would be right; None if it can."""
     for name, value, known in (
         ("implementation", run.implementation, IMPLEMENTATIONS),
-        *(("strategy", axis.strategy, STRATEGIES) for axis in run.axes),
+        *(("strategy", axis.strategy, tuple(name for name in ALL_AXES if ALL_AXES[name])) for axis in run.axes),
         ("dtype", run.problem.dtype, DTYPES),
         ("optimizer", run.optimizer, OPTIMIZERS),
         ("spelling", run.spelling, SPELLINGS),
@@ -252,12 +267,14 @@ def impossible(run: Run) -> str | None:
             return f"{axis.strategy} runs on at most {MOST_RANKS:,} ranks, got {axis.size:,}"
     if problem.seed < 0:
         return f"seed must be at least 0, got {problem.seed}"
+    if flaw := problem.flaw():
+        return flaw
     names = [axis.name for axis in run.axes]
     for axis in run.axes:
         if names.count(axis.name) > 1:
             return f"axis {axis.name} is named twice in the mesh"
-        if AXES[axis.strategy] != axis.name:
-            return f"{axis.strategy} uses the axis {AXES[axis.strategy]}, not {axis.name}"
+        if ALL_AXES[axis.strategy] != axis.name:
+            return f"{axis.strategy} uses the axis {ALL_AXES[axis.strategy]}, not {axis.name}"
     if run.spelling == "naive" and (run.implementation != "annotated" or "fully_sharded" not in run.strategies):
         return "only fully_sharded has a naive spelling, and only under annotations"
     if run.reshard and "pipeline_parallel" in run.strategies:
@@ -268,14 +285,18 @@ def impossible(run: Run) -> str | None:
         return f"the schedule {run.schedule} needs an axis pp; {run.strategy} has no pipeline"
     if run.implementation == "annotated" and not run.in_gpipes_order:
         return f"annotated can express GPipe's order only, not the schedule {run.schedule}; use torch or shard_map"
-    rows, unit = problem.batch, max((strategies.of(axis.strategy).UNIT for axis in run.axes), default=1)
+    if "cp" in names and "sequence_parallel" in run.strategies:
+        return "sequence_parallel and cp both split the sequence; beside cp, use megatron_tensor_parallel"
+    rows, unit = problem.batch, max(problem.unit, *(strategies.of(axis.strategy).UNIT for axis in run.axes), 1)
     for axis in run.axes:
         rows = min(strategies.of(axis.strategy).rows(rows, axis.size))
-    parts = [Part(i, (WHOLE, WHOLE), (WHOLE,)) for i in range(min(problem.layers, 2))]  # every kind of layer
+    parts = whole_parts(problem, 2)  # every kind of layer
     for axis in reversed(run.nested):
         strategy = strategies.of(axis.strategy)
-        shortest = min(length(s, problem.width) for part in parts for s in (part.w[0], part.b[0]))
-        asked = Asked(problem, run.microbatches, rows, unit, shortest, run.schedule, run.chunks)
+        heads = problem.heads // run.size_of("tp") if isinstance(problem, Transformer) else 1
+        pairs = [pair for part in parts for pair in zip(part.cuts, problem.shape(part.layer), strict=True)]
+        shortest = min(length(cut[0], shape[0]) for cut, shape in pairs)
+        asked = Asked(problem, run.microbatches, rows, unit, shortest, run.schedule, run.chunks, problem.sequence, heads)
         if flaw := strategy.refusal(asked, axis.size):
             return flaw
         parts = strategy.cut(parts, problem, axis.size, 0, unit)

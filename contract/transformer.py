@@ -48,6 +48,11 @@ TENSOR_DIMS = {
     Mlp: Mlp(None, 1, 0),
     Experts: Experts(None, None, 2, 1),
 }
+EXPERT_DIMS = {  # the dim that expert parallel splits
+    Attention: Attention(None, None, None, None, None),
+    Mlp: Mlp(None, None, None),
+    Experts: Experts(None, None, 0, 0),
+}
 EPSILON = 1e-6  # of the norm
 
 
@@ -79,12 +84,12 @@ class Transformer(Problem):
         """The most tokens of one sequence that an expert takes (GShard, Lepikhin et al., 2006.16668, section 2.2)."""
         return max(1, int(self.capacity_factor * self.top_k * self.sequence / self.experts))
 
-    def shapes(self) -> list[Any]:
-        """The shape of every parameter."""
+    def shape(self, layer: int) -> Any:
+        """The shapes of one layer's parameters: attention, and then the MLP or the experts, of every block."""
         d, f, e = self.width, self.ff, self.experts
-        attention = Attention((d,), (d, d), (d, d), (d, d), (d, d))
-        mlp = Experts((d,), (d, e), (e, d, f), (e, f, d)) if e else Mlp((d,), (d, f), (f, d))
-        return [attention, mlp] * self.layers
+        if layer % 2 == 0:
+            return Attention((d,), (d, d), (d, d), (d, d), (d, d))
+        return Experts((d,), (d, e), (e, d, f), (e, f, d)) if e else Mlp((d,), (d, f), (f, d))
 
     def parameters(self) -> list[Any]:
         """The full model in float64. A matrix is N(0, 1 / rows). Gains are near 1 but not 1, so that a lost one shows."""

@@ -13,9 +13,10 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from contract.layout import layout, merge, names
+from contract.layout import layout, merge
 from contract.optimizer import SLOTS, AdamW, Sgd
 from contract.problem import Batch, Layer
+from contract.share import names
 from contract.strategy import Run, RunResult, Shard
 from jax_impl.compose import loss_and_grads
 from jax_impl.mesh import make_mesh, shardings

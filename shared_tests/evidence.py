@@ -7,7 +7,8 @@ import hashlib
 import ml_dtypes
 import numpy as np
 
-from contract.layout import cut, layout, names
+from contract.layout import cut, layout
+from contract.share import names
 from contract.proof import prove
 from contract.strategy import Run, RunResult
 

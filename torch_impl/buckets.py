@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from contract.buckets import BUCKET_BYTES, bucketed
-from contract.problem import Layer
 from torch_impl.collectives import wait
 
 
 @contextmanager
 def overlapped_all_reduce(
-    total: Tensor, settled: Callable[[], None], params: list[Layer], passes: int, group: ProcessGroup
+    total: Tensor, settled: Callable[[], None], params: list[Any], passes: int, group: ProcessGroup
 ) -> Iterator[None]:
     """Sum the gradients of the backward passes inside the `with`, and `total`, a scalar. Both are done when it ends.
 

@@ -37,7 +37,7 @@ def scatter(x: Tensor | None, root: int, group: ProcessGroup, like: Tensor) -> T
     rank 1: .      =>  A1
     """
     blocks = None if x is None else [block.contiguous() for block in x.chunk(group.size())]
-    out = torch.empty_like(like)
+    out = like.new_empty(like.shape)
     dist.scatter(out, blocks, group_src=root, group=group)
     return out
 
@@ -48,6 +48,7 @@ def gather(x: Tensor, root: int, group: ProcessGroup) -> Tensor | None:
     rank 0: A      =>  A B
     rank 1: B      =>  .
     """
+    x = x.contiguous()
     blocks = [torch.empty_like(x) for _ in range(group.size())] if group.rank() == root else None
     dist.gather(x, blocks, group_dst=root, group=group)
     return None if blocks is None else torch.cat(blocks)
@@ -102,8 +103,9 @@ def all_to_all(x: Tensor, group: ProcessGroup) -> Tensor:
     rank 0: A0 A1  =>  A0 B0
     rank 1: B0 B1  =>  A1 B1
     """
+    x = x.contiguous()  # so that `out` is contiguous, too: empty_like keeps strides
     out = torch.empty_like(x)
-    dist.all_to_all_single(out, x.contiguous(), group=group)
+    dist.all_to_all_single(out, x, group=group)
     return out
 
 
@@ -158,6 +160,8 @@ class _IdentityAllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
+        if hasattr(x.grad_fn, "again"):  # if x can be gathered again, so can this
+            ctx.note, ctx.again = (lambda _, do=do: do(x.output_nr) for do in (x.grad_fn.note, x.grad_fn.again))
         return x.view_as(x)
 
     @staticmethod
@@ -179,12 +183,31 @@ class _AllGatherReduceScatterFlat(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, group: ProcessGroup, *shards: Tensor) -> tuple[Tensor, ...]:
         ctx.group = group
-        ctx.again = lambda i: all_gather(shards[i].detach(), group)  # what `torch_impl.gather_again` calls
+        # What `torch_impl.gather_again` calls.
+        ctx.note, ctx.again = lambda i: None, lambda i: all_gather(shards[i].detach(), group)
         return all_gather_flat(shards, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return None, *reduce_scatter_flat(grads, ctx.group)
+
+
+class _AllToAllBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, split: int, concat: int) -> Tensor:
+        ctx.back = group, concat, split
+        return all_to_all_dims(x, group, split, concat)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return all_to_all_dims(grads[0], *ctx.back), None, None, None
+
+
+def all_to_all_dims(x: Tensor, group: ProcessGroup, split: int, concat: int) -> Tensor:
+    """all_to_all of the blocks of dim `split`; those that arrive are concatenated along dim `concat`."""
+    n = group.size()
+    arrived = all_to_all(torch.stack(x.chunk(n, split)).flatten(0, 1), group).unflatten(0, (n, -1))
+    return torch.cat(arrived.unbind(), concat)
 
 
 def all_gather_reduce_scatter(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
@@ -210,3 +233,8 @@ def identity_all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
 def all_reduce_identity(x: Tensor, group: ProcessGroup) -> Tensor:
     """Megatron's g. Forward: sum partial results. Backward: nothing, every rank has the gradient of the sum."""
     return _AllReduceIdentity.apply(x, group)  # type: ignore[no-any-return]
+
+
+def all_to_all_back(x: Tensor, group: ProcessGroup, split: int, concat: int) -> Tensor:
+    """Forward: send block r of dim `split` to rank r, and concatenate what arrives along dim `concat`. Backward: back."""
+    return _AllToAllBack.apply(x, group, split, concat)  # type: ignore[no-any-return]

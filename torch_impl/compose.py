@@ -17,9 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contract.problem import Batch, Layer
+from contract.problem import Batch
 from contract.strategy import Run
+from contract.transformer import Transformer
 from torch_impl import model
+from torch_impl.blocks import Blocks
 from torch_impl.buckets import overlapped_all_reduce
 from torch_impl.collectives import all_reduce, wait
 from torch_impl.gather_again import gathered_again
@@ -43,7 +45,7 @@ def chain(strategies: Strategies, name: str, value: Any, mesh: Mesh) -> Any:
     return value
 
 
-def split_params(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
+def split_params(params: list[Any], mesh: Mesh, run: Run) -> list[Any]:
     """A rank's shards of the full parameters, as views."""
     return chain(load(run)[::-1], "split_params", params, mesh)
 
@@ -53,18 +55,18 @@ def split_batch(batch: Batch, mesh: Mesh, run: Run) -> Batch:
     return chain(load(run)[::-1], "split_batch", batch, mesh)
 
 
-def own(layers: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
+def own(layers: list[Any], mesh: Mesh, run: Run) -> list[Any]:
     """What this rank's optimizer updates of its parameters, as views."""
     return [chain(load(run)[::-1], "own", layer, mesh) for layer in layers]
 
 
-def own_gradients(grads: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
+def own_gradients(grads: list[Any], mesh: Mesh, run: Run) -> list[Any]:
     """The gradients of what this rank's optimizer updates, from those that the rank holds."""
     whole = [s for s in load(run)[::-1] if not hasattr(s, "gradients")]
     return [chain(whole, "own", layer, mesh) for layer in grads]
 
 
-def gather_updated(params: list[Layer], mesh: Mesh, run: Run) -> None:
+def gather_updated(params: list[Any], mesh: Mesh, run: Run) -> None:
     """After the update of what each rank owns: make the parameters whole again, in place."""
     gathering = [strategy for strategy in load(run) if hasattr(strategy, "whole")]
     works = [work for strategy in gathering for layer in params for work in strategy.whole(layer, mesh)]
@@ -72,7 +74,7 @@ def gather_updated(params: list[Layer], mesh: Mesh, run: Run) -> None:
         wait(work)
 
 
-def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Tensor:
+def loss(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> Tensor:
     """The mean squared error over the samples of all ranks: a scalar, the same on every rank."""
     strategies, sums = load(run), Sums(load(run), mesh)
     with torch.no_grad():
@@ -81,8 +83,8 @@ def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Tensor:
 
 
 def loss_and_grads(
-    params: list[Layer], batch: Batch, mesh: Mesh, run: Run, **watched: Any
-) -> tuple[Tensor, list[Layer]]:
+    params: list[Any], batch: Batch, mesh: Mesh, run: Run, **watched: Any
+) -> tuple[Tensor, list[Any]]:
     """The loss, and the gradients that a rank holds. watched: `observe`, `input_grad`, `kept` for a pipeline."""
     strategies = load(run)
     clear_grads(params)
@@ -93,10 +95,13 @@ def loss_and_grads(
     gathers = [s for s in strategies if getattr(s, "GATHERS", False)]
     scatters = [s for s in strategies if hasattr(s, "gradients")]
     if run.overlap and not pipeline and (gathers or scatters):
-        sums, scatter = Sums(strategies, mesh), Scatter(mesh.group((gathers or scatters)[0].AXIS), groups)
-        used = Prefetch(params, scatter).layers if gathers else None
+        sums, scatter = Sums(strategies, mesh), Scatter(params, mesh.group((gathers or scatters)[0].AXIS), groups)
+        others = [s for s in strategies if s not in replicated]
+        rest = [s for s in others if s not in gathers]
+        gathered = Prefetch(params, scatter).layers() if gathers else iter(params)
         with again, nullcontext() if gathers else overlapped_reduce_scatter(params, scatter):
-            passes([s for s in strategies if s not in replicated], params, batch, mesh, run, sums.add, used=used)
+            used = (chain(rest, "weights", layer, mesh) for layer in gathered)
+            passes(strategies, params, batch, mesh, run, sums.add, used=lambda: used)
         return sums.result(), scatter.finish()
     deferred = replicated[:1] if run.overlap and not scatters else []
     others = [s for s in strategies if s not in deferred]
@@ -107,8 +112,9 @@ def loss_and_grads(
         times = run.microbatches if pipeline else 1
         beside = overlapped_all_reduce(total, sums.settle, params, times, mesh.group(deferred[0].AXIS))
     summed_later = replicated if scatters else []  # over replicas only the shards are summed
+    before = [s for s in others if s not in summed_later]
     with beside, again:
-        passes([s for s in others if s not in summed_later], params, batch, mesh, run, sums.add, **watched)
+        passes(strategies, params, batch, mesh, run, sums.add, before=before, **watched)
     grads = [chain(others, "gradients", layer, mesh) for layer in take_grads(params)]
     for strategy in summed_later:
         for grad in (g for layer in reversed(grads) for g in reversed(layer)):
@@ -148,26 +154,35 @@ class Sums:
         return self.total
 
 
+def model_of(strategies: Strategies, run: Run) -> Callable[..., Tensor]:
+    """The function of (layers, x, mesh) that computes the model, with what the strategies communicate inside it."""
+    if isinstance(run.problem, Transformer):
+        return Blocks(run.problem, strategies)
+    return next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
+
+
 def passes(
     strategies: Strategies,
-    params: list[Layer],
+    params: list[Any],
     batch: Batch,
     mesh: Mesh,
     run: Run,
     total: Callable[[Tensor], None],
     forward_only: bool = False,
-    used: Callable[[], Iterator[Layer]] | None = None,
+    before: Strategies | None = None,
+    used: Callable[[], Iterator[Any]] | None = None,
     **watched: Any,
 ) -> None:
     """Forward and backward passes in the pipeline's order if there is a pipeline; otherwise one of each.
 
-    used: the layers as they are used, if not as `weights` makes them.
+    before: whose `weights` make the layers as they are used, if not those of all strategies. used: gives these layers.
     """
-    forward = next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
+    forward = model_of(strategies, run)
     pipeline = next((s for s in strategies if hasattr(s, "execute")), None)
 
-    def as_used() -> Iterator[Layer]:
-        return (chain(strategies, "weights", layer, mesh) for layer in params)  # each layer at the moment it is used
+    def as_used() -> Iterator[Any]:
+        makers = strategies if before is None else before
+        return (chain(makers, "weights", layer, mesh) for layer in params)  # each layer at the moment it is used
 
     used = used or as_used
     if pipeline is None:
@@ -179,10 +194,10 @@ def passes(
 
     # All microbatches accumulate gradients at the layers as used; these go back through `weights` once, at the end.
     whole = list(used())
-    leaves = [Layer(*(p if p.is_leaf else p.detach().requires_grad_() for p in layer)) for layer in whole]
+    leaves = [layer._make(p if p.is_leaf else p.detach().requires_grad_() for p in layer) for layer in whole]
     assert mesh.schedule is not None
     chunks, rest = [], leaves
-    for size in pipeline.chunk_sizes(run.problem.layers, mesh):
+    for size in pipeline.chunk_sizes(run.problem.depth, mesh):
         # Where W is put off, each unit of layers is a function of its own, so that only what W needs is kept.
         step = mesh.unit if mesh.schedule.split else size
         chunks.append([partial(forward, rest[i : i + step], mesh=mesh) for i in range(0, size, step)])

@@ -21,8 +21,12 @@ def gathered_again() -> Iterator[None]:
     keep, get = saved_tensors_hooks_in_force()
 
     def pack(t: Tensor) -> Any:
-        again = getattr(t.grad_fn, "again", None)
-        return (again, t.output_nr) if again is not None else keep(t)
+        again: Any = getattr(t.grad_fn, "again", None)
+        if again is None or t.ndim < 2:  # vectors are kept
+            return keep(t)
+        node: Any = t.grad_fn
+        node.note(t.output_nr)
+        return again, t.output_nr
 
     def unpack(kept: Any) -> Tensor:
         return kept[0](kept[1]) if isinstance(kept, tuple) else get(kept)

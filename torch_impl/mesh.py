@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
@@ -36,6 +37,11 @@ class Mesh:
     def size(self, axis: str) -> int:
         """The number of ranks along the axis."""
         return self.groups[axis].size()
+
+    def split(self, layer: Any, dims: Any, axis: str) -> Any:
+        """This rank's share along `axis` of one dim of each parameter of a layer; None leaves a parameter whole."""
+        rank, n = self.rank(axis), self.size(axis)
+        return layer._make(p if d is None else p.chunk(n, d)[rank] for p, d in zip(layer, dims, strict=True))
 
 
 def make_mesh(run: Run, device: torch.device) -> Mesh:

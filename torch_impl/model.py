@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,17 +30,17 @@ def squared_error(out: Tensor, batch: Batch) -> Tensor:
     return (batch.weight * residual.square()).sum()
 
 
-def clear_grads(params: list[Layer]) -> None:
+def clear_grads(params: list[Any]) -> None:
     """Drop the last step's gradients, so that the backward pass hands over its own buffers without a copy."""
     for layer in params:
         for p in layer:
             p.grad = None
 
 
-def take_grads(params: list[Layer]) -> Iterator[Layer]:
+def take_grads(params: list[Any]) -> Iterator[Any]:
     """The gradients that the backward pass has left. A layer's are freed when nobody else holds them."""
     for layer in params:
-        grads = Layer(*(p.grad for p in layer))
+        grads = layer._make(p.grad for p in layer)
         for p in layer:
             p.grad = None
         yield grads

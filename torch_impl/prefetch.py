@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from contract.problem import Layer
 from shardiff.ranks.torch_versions import all_gather_single, reduce_scatter_single
 from torch_impl.collectives import wait
 
@@ -32,12 +31,12 @@ class Pending(NamedTuple):
 class Scatter:
     """The gradients of one step, of whole layers as they become ready. They are summed and split after `finish`.
 
-    group: over which they are split. replicas: over which the shards are replicated; gradients are summed over these
+    params: a rank's own. group: over which they are split. replicas: over which the shards are replicated; gradients are summed over these
     after they have been scattered.
     """
 
-    def __init__(self, group: ProcessGroup, replicas: Sequence[ProcessGroup]) -> None:
-        self.group, self.replicas = group, replicas
+    def __init__(self, params: list[Any], group: ProcessGroup, replicas: Sequence[ProcessGroup]) -> None:
+        self.params, self.group, self.replicas = params, group, replicas
         self.scattering: tuple[int, Pending] | None = None
         self.summing: dict[int, Pending] = {}  # layer -> its shards, of which the replicas' sum may run
 
@@ -59,13 +58,15 @@ class Scatter:
             works = [dist.all_reduce(done.flat, group=group, async_op=True) for group in self.replicas[:1]]
             self.summing[i] = done._replace(work=works[0] if works else None)
 
-    def finish(self) -> list[Layer]:
+    def finish(self) -> list[Any]:
         """Wait for all sums: the gradients of a rank's shards, layer by layer."""
         self.scattered()
         for one in self.summing.values():
             if self.replicas:
                 wait(one.work)
-        return [Layer(*parts_of(one)) for _, one in sorted(self.summing.items())]
+            for group in self.replicas[1:]:
+                dist.all_reduce(one.flat, group=group)
+        return [self.params[i]._make(parts_of(one)) for i, one in sorted(self.summing.items())]
 
 
 def parts_of(one: Pending) -> Iterator[Tensor]:
@@ -75,10 +76,10 @@ def parts_of(one: Pending) -> Iterator[Tensor]:
 
 
 @contextmanager
-def overlapped_reduce_scatter(params: list[Layer], scatter: Scatter) -> Iterator[None]:
+def overlapped_reduce_scatter(params: list[Any], scatter: Scatter) -> Iterator[None]:
     """Inside the `with`, give every layer's gradients to `scatter` as soon as one backward pass has left them."""
 
-    def ready(i: int, layer: Layer) -> None:
+    def ready(i: int, layer: Any) -> None:
         grads = [p.grad for p in layer]
         if None not in grads:
             for p in layer:
@@ -100,31 +101,34 @@ def overlapped_reduce_scatter(params: list[Layer], scatter: Scatter) -> Iterator
 class Prefetch:
     """The layers of one step as they are used. params: a rank's shards. scatter: takes the gradients of the layers."""
 
-    def __init__(self, params: list[Layer], scatter: Scatter) -> None:
+    def __init__(self, params: list[Any], scatter: Scatter) -> None:
         self.params, self.group, self.scatter = params, scatter.group, scatter
         self.gathering: dict[tuple[int, bool], Pending] = {}  # (layer, whether for the backward pass)
+        self.needed: list[set[int]] = [set() for _ in params]  # of each layer's parameters, in the backward pass
+        self.again: dict[int, dict[int, Tensor]] = {}  # layer -> number of a parameter -> gathered again
 
-    def layers(self) -> Iterator[Layer]:
+    def layers(self) -> Iterator[Any]:
         """Every layer at the moment it is used, with the next one on its way."""
         for i, layer in enumerate(self.params):
-            yield Layer(*_Used.apply(self, i, *layer))
+            yield layer._make(_Used.apply(self, i, *layer))
 
-    def take(self, i: int, shards: Sequence[Tensor], again: bool) -> tuple[Tensor, ...]:
-        """The gathered parameters of layer `i`; starts to gather those of the layer that is used next."""
-        following = i - 1 if again else i + 1
-        self.start(i, shards, again)
-        now = self.gathering.pop((i, again))
-        if again and following > 0:  # the first layer's input needs no gradient
-            self.start(following, self.params[following][:1], again)
-        if not again and following < len(self.params):
-            self.start(following, self.params[following], again)
-        wait(now.work)
-        return tuple(
-            part.reshape(-1, *shard.shape[1:])
-            for part, shard in zip(now.flat.split([s.numel() for s in now.shards], dim=1), now.shards, strict=True)
-        )
+    def take(self, i: int) -> tuple[Tensor, ...]:
+        """The gathered parameters of layer `i`; starts to gather those of the next layer."""
+        self.start(i, self.params[i])
+        if i + 1 < len(self.params):
+            self.start(i + 1, self.params[i + 1])
+        return self.finish(i)
 
-    def start(self, i: int, shards: Sequence[Tensor], again: bool) -> None:
+    def take_again(self, i: int, number: int) -> Tensor:
+        """Parameter `number` of layer `i`, gathered again with all that the backward pass needs of the layer."""
+        if i not in self.again:
+            for layer in (i, i - 1):
+                if layer >= 0 and self.needed[layer]:
+                    self.start(layer, [self.params[layer][n] for n in sorted(self.needed[layer])], again=True)
+            self.again[i] = dict(zip(sorted(self.needed[i]), self.finish(i, again=True), strict=True))
+        return self.again[i][number]
+
+    def start(self, i: int, shards: Sequence[Tensor], again: bool = False) -> None:
         """Start to gather these shards of layer `i`, unless that is on its way."""
         if (i, again) not in self.gathering:
             shards = [shard.detach() for shard in shards]
@@ -133,15 +137,25 @@ class Prefetch:
             work = all_gather_single(flat.flatten(), mine, group=self.group, async_op=True)
             self.gathering[i, again] = Pending(work, flat, shards)
 
+    def finish(self, i: int, again: bool = False) -> tuple[Tensor, ...]:
+        """Wait for what was started for layer `i`."""
+        now = self.gathering.pop((i, again))
+        wait(now.work)
+        return tuple(
+            part.reshape(-1, *shard.shape[1:])
+            for part, shard in zip(now.flat.split([s.numel() for s in now.shards], dim=1), now.shards, strict=True)
+        )
+
 
 class _Used(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, prefetch: Prefetch, i: int, *shards: Tensor) -> tuple[Tensor, ...]:
         ctx.prefetch, ctx.i = prefetch, i
-        ctx.again = lambda number: prefetch.take(i, shards[number : number + 1], again=True)[0]
-        return prefetch.take(i, shards, again=False)
+        ctx.note, ctx.again = prefetch.needed[i].add, lambda number: prefetch.take_again(i, number)
+        return prefetch.take(i)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        ctx.prefetch.again.pop(ctx.i, None)
         ctx.prefetch.scatter.give(ctx.i, grads)
         return (None,) * (2 + len(grads))

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 from contract.layout import layout
-from contract.layout import names as names_of
-from contract.problem import Layer
+from contract.share import names as names_of
 from contract.strategy import Run
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.torch_pool import run_on_ranks
@@ -40,9 +39,9 @@ def trace_run(run: Run, workers: Workers | None = None) -> list[Record]:
 def trace_rank(device: torch.device, run: Run) -> list[Call]:
     """What every rank runs: it returns the calls of one step."""
     mesh = make_mesh(run, device)
-    d, dtype = run.problem.width, getattr(torch, run.problem.dtype)
-    zero = torch.zeros((), dtype=dtype)  # values do not matter here, and a full model takes time to draw
-    full = [Layer(zero.expand(d, d), zero.expand(d)) for _ in range(run.problem.layers)]
+    # Values do not matter here, and a full model takes time to draw.
+    zero = torch.zeros((), dtype=getattr(torch, run.problem.dtype))
+    full = [layer._make(zero.expand(shape) for shape in layer) for layer in run.problem.shapes()]
     params = make_leaves(split_params(full, mesh, run), device)
     batch = make_batch(mesh, run, 0, device)
     parts = layout(run)[dist.get_rank()]

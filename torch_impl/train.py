@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from contract.layout import layout, merge, names, owned
+from contract.layout import layout, merge, owned
 from contract.optimizer import SLOTS, AdamW, Sgd
-from contract.problem import Batch, Layer
-from contract.share import HELD
+from contract.problem import Batch
+from contract.share import HELD, names
 from contract.strategy import Run, RunResult, Shard
 from shardiff.ranks.rank import report_phase
 from shardiff.ranks.supervisor import Workers
@@ -31,10 +31,10 @@ class RankResult:
     """One rank's share of a RunResult. Arrays that a lower rank holds too are None. digests[k][name]: after k steps."""
 
     losses: list[float]
-    grads: list[Layer]
+    grads: list[Any]
     squared_norms: list[float]
-    params: list[Layer] = field(default_factory=list)
-    optimizer_state: dict[str, list[Layer]] = field(default_factory=dict)
+    params: list[Any] = field(default_factory=list)
+    optimizer_state: dict[str, list[Any]] = field(default_factory=dict)
     shapes: dict[str, tuple[tuple[int, ...], str, int]] = field(default_factory=dict)
     digests: list[dict[str, str]] = field(default_factory=list)
 
@@ -100,24 +100,24 @@ def train(device: torch.device, run: Run) -> RankResult:
         result.digests.append(digests(named))
     result.params = to_numpy(params, owns)
     for slot in SLOTS[run.optimizer]:
-        state = [Layer(*(optimizer.state[p][STATE_KEYS[slot]] for p in layer)) for layer in trained]
+        state = [layer._make(optimizer.state[p][STATE_KEYS[slot]] for p in layer) for layer in trained]
         result.optimizer_state[slot] = to_numpy(state, of_state)
     return result
 
 
-def make_params(mesh: Mesh, run: Run, device: torch.device) -> list[Layer]:
+def make_params(mesh: Mesh, run: Run, device: torch.device) -> list[Any]:
     """A rank's shards of the initial parameters, as leaves of autograd."""
-    full = [Layer(*(tensor(a, run.problem.dtype) for a in layer)) for layer in run.problem.parameters()]
+    full = [layer._make(tensor(a, run.problem.dtype) for a in layer) for layer in run.problem.parameters()]
     return make_leaves(split_params(full, mesh, run), device)
 
 
-def make_leaves(shards: list[Layer], device: torch.device) -> list[Layer]:
+def make_leaves(shards: list[Any], device: torch.device) -> list[Any]:
     """Copy shards, which are often views of a full model, into memory of their own, as leaves of autograd."""
 
     def leaf(shard: Tensor) -> Tensor:
         return shard.to(device, copy=True, memory_format=torch.contiguous_format).requires_grad_()
 
-    return [Layer(*map(leaf, layer)) for layer in shards]
+    return [layer._make(map(leaf, layer)) for layer in shards]
 
 
 def make_batch(mesh: Mesh, run: Run, step: int, device: torch.device) -> Batch:
@@ -129,7 +129,7 @@ def make_batch(mesh: Mesh, run: Run, step: int, device: torch.device) -> Batch:
     return Batch(*(a.to(device).contiguous() for a in split_batch(full, mesh, run)))
 
 
-def make_optimizer(params: list[Layer], run: Run) -> torch.optim.Optimizer:
+def make_optimizer(params: list[Any], run: Run) -> torch.optim.Optimizer:
     """The optimizer of torch.optim, with the hyperparameters of `contract.optimizer`, over the shards of this rank."""
     kind, settings = optimizer_kind(run)
     return kind([p for layer in params for p in layer], **settings)
@@ -147,20 +147,20 @@ def optimizer_kind(run: Run) -> tuple[type[torch.optim.Optimizer], dict[str, Any
     return torch.optim.AdamW, settings
 
 
-def make_own_optimizer(params: list[Layer], mesh: Mesh, run: Run) -> tuple[torch.optim.Optimizer, list[Layer]]:
+def make_own_optimizer(params: list[Any], mesh: Mesh, run: Run) -> tuple[torch.optim.Optimizer, list[Any]]:
     """The optimizer of what this rank updates, and that: its parameters, or leaves that share a part of their memory.
 
     Where ranks update different parts, a step ends by gathering what all of them have updated.
     """
     trained = [
-        Layer(*(p if p.is_leaf else p.detach().requires_grad_() for p in layer)) for layer in own(params, mesh, run)
+        layer._make(p if p.is_leaf else p.detach().requires_grad_() for p in layer) for layer in own(params, mesh, run)
     ]
     optimizer = make_optimizer(trained, run)
     optimizer.register_step_post_hook(lambda *_: gather_updated(params, mesh, run))
     return optimizer, trained
 
 
-def update(optimizer: torch.optim.Optimizer, trained: list[Layer], grads: list[Layer]) -> None:
+def update(optimizer: torch.optim.Optimizer, trained: list[Any], grads: list[Any]) -> None:
     """One optimizer step with these gradients."""
     for layer, layer_grads in zip(trained, grads, strict=True):
         for p, grad in zip(layer, layer_grads, strict=True):
@@ -180,7 +180,7 @@ def dtype_name(t: Tensor) -> str:
     return str(t.dtype).removeprefix("torch.")
 
 
-def to_numpy(layers: list[Layer], owns: list[tuple[bool, bool]]) -> list[Layer]:
+def to_numpy(layers: list[Any], owns: list[Any]) -> list[Any]:
     """NumPy copies of what no lower rank holds, None for the rest. bfloat16 is widened to float32."""
 
     def copy(t: Tensor, own: bool) -> np.ndarray | None:
@@ -189,10 +189,10 @@ def to_numpy(layers: list[Layer], owns: list[tuple[bool, bool]]) -> list[Layer]:
         t = t.detach().cpu()
         return np.array((t.float() if t.dtype == torch.bfloat16 else t).numpy())
 
-    return [Layer(copy(w, own_w), copy(b, own_b)) for (w, b), (own_w, own_b) in zip(layers, owns, strict=True)]
+    return [layer._make(map(copy, layer, own)) for layer, own in zip(layers, owns, strict=True)]
 
 
-def squared_norm(layers: list[Layer], owns: list[tuple[bool, bool]]) -> float:
+def squared_norm(layers: list[Any], owns: list[Any]) -> float:
     """The sum of squares, in float64, over what no lower rank holds."""
     pairs = [(t, own) for layer, o in zip(layers, owns, strict=True) for t, own in zip(layer, o, strict=True)]
     return sum(t.detach().double().square().sum().item() for t, own in pairs if own)

@@ -20,9 +20,9 @@ from benchmarks.documents.fields import (
     Spread,
 )
 from benchmarks.words import counted
-from contract.strategy import AXES
+from contract.strategy import ALL_AXES
 
-Strategy = Annotated[str, Meta(pattern=rf"^(?:{'|'.join(AXES)})(?: x (?:{'|'.join(AXES)}))*\Z")]
+Strategy = Annotated[str, Meta(pattern=rf"^(?:{'|'.join(ALL_AXES)})(?: x (?:{'|'.join(ALL_AXES)}))*\Z")]
 
 
 class Held(Part, frozen=True, kw_only=True):

@@ -76,8 +76,8 @@ def words(part: Part, width: int) -> str:
         start, stop, _ = s.indices(width)
         return ":" if (start, stop) == (0, width) else f"{start}:{stop}"
 
-    rows, columns = map(index, part.w)
-    return f"w{part.layer}[{rows}, {columns}] b{part.layer}[{index(part.b[0])}]"
+    rows, columns = map(index, part.cuts.w)
+    return f"w{part.layer}[{rows}, {columns}] b{part.layer}[{index(part.cuts.b[0])}]"
 
 
 def files(strategy: str) -> dict[str, str]:

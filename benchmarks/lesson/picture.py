@@ -80,9 +80,9 @@ def draw_part(axes: Any, place: tuple[float, float], run: Run, rank: int, of: st
     box(0, 1.08, 1, 0.12)
     for part in held_by(run, rank, of):
         if part.layer == layer:
-            (first, end, _), (start, stop, _) = (s.indices(d) for s in part.w)
+            (first, end, _), (start, stop, _) = (s.indices(d) for s in part.cuts.w)
             box(start / d, first / d, (stop - start) / d, (end - first) / d, HELD_BY)
-            start, stop, _ = part.b[0].indices(d)
+            start, stop, _ = part.cuts.b[0].indices(d)
             box(start / d, 1.08, (stop - start) / d, 0.12, HELD_BY)
 
 

@@ -23,9 +23,9 @@ class Buckets:
         of_element = BYTES[run.problem.dtype]
         names, elements = [], []
         for part in reversed(mine.parts):
-            of_w, of_b = mine.elements(part)
-            names += [f"b{part.layer}", f"w{part.layer}"]
-            elements += [of_b, of_w]
+            for name, size in reversed(mine.tensors(part)):
+                names.append(name)
+                elements.append(size)
         groups = bucketed([n * of_element for n in elements])
         self.waiting = [{names[i] for i in group} for group in groups]
         self.elements = [sum(elements[i] for i in group) for group in groups]

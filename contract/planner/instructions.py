@@ -105,7 +105,7 @@ class Placed:
 
 def shape_of(part: Part, run: Run) -> tuple[int, int]:
     """[in, out] of a layer's weight, as a rank computes with it."""
-    rows, columns = (length(s, run.problem.width) for s in part.w)
+    rows, columns = (length(s, run.problem.width) for s in part.cuts.w)
     gathered = prod(axis.size for axis in run.axes if strategies.gathers(axis.strategy))
     return gathered * rows, columns
 

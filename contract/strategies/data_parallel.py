@@ -37,9 +37,8 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     """The loss, and every gradient from the last layer to the first, the bias before the weight."""
     yield share.loss()
     for part in reversed(share.gradients):
-        of_w, of_b = share.elements(part)
-        yield Sent("all_reduce", of_b, "backward", f"gradient of b{part.layer}")
-        yield Sent("all_reduce", of_w, "backward", f"gradient of w{part.layer}")
+        for name, elements in reversed(share.tensors(part)):
+            yield Sent("all_reduce", elements, "backward", f"gradient of {name}")
 
 
 def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:

@@ -41,8 +41,8 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
             yield Sent("all_gather", n * elements, "forward", name)
     yield share.loss()
     for i, part in reversed(list(enumerate(share.parts))):
-        if share.gathered_again and i:
-            yield Sent("all_gather", n * share.elements(part)[0], "backward", f"w{part.layer}")
+        for name, elements in share.used_backward(part, first=not i) if share.gathered_again else ():
+            yield Sent("all_gather", n * elements, "backward", name)
         for name, elements in share.messages(part):
             yield Sent("reduce_scatter", n * elements, "backward", f"gradient of {name}")
 

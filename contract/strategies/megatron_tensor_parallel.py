@@ -2,14 +2,18 @@
 
 Forward: all_reduce, B D e bytes for each of L / 2 pairs. Backward: all_reduce, L / 2 - 1 times, because the first
 pair's input needs no gradient. The output is replicated, so the loss needs no sum.
+
+In a transformer the pair is within a layer, and the norm comes before it: all_reduce of B S D e bytes, one each way for
+attention and one each way for the MLP of every block. The gradient of a router is summed, D E e bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from contract.problem import Problem
-from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow
+from contract.problem import Layer, Problem
+from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow_dims, uneven_heads
+from contract.transformer import TENSOR_DIMS, Transformer
 
 AXIS = "tp"
 UNIT = 2
@@ -20,6 +24,8 @@ SPLITS = HELD
 def refusal(asked: Asked, n: int) -> str | None:
     """Columns and rows must divide evenly, and layers come in pairs."""
     problem, name = asked.problem, "megatron_tensor_parallel"
+    if isinstance(problem, Transformer):
+        return uneven_heads(name, problem, n)
     if problem.width % n:
         return f"{name} needs a width divisible by its degree: width {problem.width}, degree {n}"
     if problem.layers % 2:
@@ -33,27 +39,28 @@ def rows(total: int, n: int) -> list[int]:
 
 
 def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) -> list[Part]:
-    """Even layers: W[D, F_tp], b[F_tp]. Odd layers: W[F_tp, D], and the whole b[D]."""
-
-    def mine(of: slice) -> slice:
-        return narrow(of, problem.width, n, index)
-
-    return [
-        Part(layer, (mine(w[0]), w[1]), b) if layer % 2 else Part(layer, (w[0], mine(w[1])), (mine(b[0]),))
-        for layer, w, b in parts
-    ]
+    """Even layers: W[D, F_tp], b[F_tp]. Odd layers: W[F_tp, D], and the whole b[D]. In a block: heads and features."""
+    if isinstance(problem, Transformer):
+        return narrow_dims(parts, problem, TENSOR_DIMS, n, index)
+    dims = {Layer: Layer(1, 0)}, {Layer: Layer(0, None)}
+    return [narrow_dims([part], problem, dims[part.layer % 2], n, index)[0] for part in parts]
 
 
 def communication(share: Share, n: int) -> Iterator[Sent]:
     """One all_reduce after every pair (g), and one before every pair whose input needs a gradient (f)."""
-    width = share.problem.width
+    blocks = isinstance(share.problem, Transformer)
+    each = 1 if blocks else 2
     for one in share.passes:
-        for part in share.parts_of(one)[::2]:
-            yield Sent("all_reduce", one.rows * width, "forward", f"output of layer {part.layer + 1}")
+        for part in share.parts_of(one)[::each]:
+            yield Sent("all_reduce", share.activation(one), "forward", f"output of layer {part.layer + each - 1}")
     for one in share.passes:
-        for i, part in reversed(list(enumerate(share.parts_of(one)[::2]))):
-            if i or one.input_grad:
-                yield Sent("all_reduce", one.rows * width, "backward", f"gradient of the input of layer {part.layer}")
+        for i, part in reversed(list(enumerate(share.parts_of(one)[::each]))):
+            if i or one.input_grad or blocks:
+                yield Sent("all_reduce", share.activation(one), "backward", f"gradient of the input of layer {part.layer}")
+    for part in reversed(share.used):
+        for name, elements in share.tensors(part):
+            if name.startswith("router"):
+                yield Sent("all_reduce", elements, "backward", f"gradient of {name}")
 
 
 def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:

@@ -28,9 +28,9 @@ T = TypeVar("T")
 
 def refusal(asked: Asked, n: int) -> str | None:
     """Every chunk of a stage needs a layer, or a pair of layers, and every microbatch needs a sample."""
-    layers, each = asked.problem.layers // asked.unit, num_chunks(asked.schedule, asked.chunks)
+    layers, each = asked.problem.depth // asked.unit, num_chunks(asked.schedule, asked.chunks)
     if layers < (needed := n * each):
-        of = "layers" if asked.unit == 1 else "pairs of layers"
+        of = "blocks" if asked.problem.unit == 2 else "layers" if asked.unit == 1 else "pairs of layers"
         what = f"{n} stages" if each == 1 else f"{n} stages of {each} chunks"
         return f"pipeline_parallel over {what} needs at least {needed} {of}, got {layers}"
     if asked.microbatches > asked.rows:

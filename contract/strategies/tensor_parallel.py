@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from contract.problem import Problem
-from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow
+from contract.problem import Layer, Problem
+from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow_dims
+from contract.transformer import Transformer
 
 AXIS = "tp"
 UNIT = 1
@@ -19,6 +20,8 @@ SPLITS = HELD
 
 def refusal(asked: Asked, n: int) -> str | None:
     """The columns must divide evenly."""
+    if isinstance(asked.problem, Transformer):
+        return "tensor_parallel splits every layer by columns; in a transformer, use megatron_tensor_parallel"
     if asked.problem.width % n:
         return f"tensor_parallel needs a width divisible by its degree: width {asked.problem.width}, degree {n}"
     return None
@@ -32,10 +35,7 @@ def rows(total: int, n: int) -> list[int]:
 def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) -> list[Part]:
     """A rank's columns: W[D, F_tp], b[F_tp]."""
 
-    def mine(columns: slice) -> slice:
-        return narrow(columns, problem.width, n, index)
-
-    return [Part(layer, (w[0], mine(w[1])), (mine(b[0]),)) for layer, w, b in parts]
+    return narrow_dims(parts, problem, {Layer: Layer(1, 0)}, n, index)
 
 
 def communication(share: Share, n: int) -> Iterator[Sent]:

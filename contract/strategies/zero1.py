@@ -36,13 +36,11 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     """The loss; every gradient, the bias before the weight; the updated parameters. `share` has whole ones."""
     yield share.loss()
     for part in reversed(share.parts):
-        of_w, of_b = share.elements(part)
-        yield Sent("all_reduce", of_b, "backward", f"gradient of b{part.layer}")
-        yield Sent("all_reduce", of_w, "backward", f"gradient of w{part.layer}")
+        for name, elements in reversed(share.tensors(part)):
+            yield Sent("all_reduce", elements, "backward", f"gradient of {name}")
     for part in share.parts:
-        of_w, of_b = share.elements(part)
-        yield Sent("all_gather", of_w, "update", f"w{part.layer}")
-        yield Sent("all_gather", of_b, "update", f"b{part.layer}")
+        for name, elements in share.tensors(part):
+            yield Sent("all_gather", elements, "update", name)
 
 
 def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:

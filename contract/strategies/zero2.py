@@ -39,9 +39,8 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
         for name, elements in share.messages(part):
             yield Sent("reduce_scatter", elements, "backward", f"gradient of {name}")
     for part in share.parts:
-        of_w, of_b = share.elements(part)
-        yield Sent("all_gather", of_w, "update", f"w{part.layer}")
-        yield Sent("all_gather", of_b, "update", f"b{part.layer}")
+        for name, elements in share.tensors(part):
+            yield Sent("all_gather", elements, "update", name)
 
 
 def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:

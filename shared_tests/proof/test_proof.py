@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract import reference
-from contract.layout import cut, layout, names
+from contract.layout import cut, layout
+from contract.share import names
 from contract.problem import BYTES, DTYPES, Layer, Problem
 from contract.proof import BFLOAT16_ROUNDOFF, CLAIMS, LIMITS, SCALARS, distances, error, limits, prove, scalar_error
 from contract.strategy import STRATEGIES, Run, RunResult, Shard, one_axis
@@ -26,7 +27,7 @@ def ideal(run: Run) -> RunResult:
     for rank, parts in enumerate(layout(run)):
         held = {}
         for part, layer in zip(parts, cut(result.params, parts), strict=True):
-            for name, index, array in zip(names(part), part[1:], layer, strict=True):
+            for name, index, array in zip(names(part), part.cuts, layer, strict=True):
                 digests = tuple(f"{name} {index} {step}" for step in range(run.steps + 1))
                 held[name] = Shard(array.shape, dtype, array.size * BYTES[dtype], digests)
         assert rank == len(result.shards)

@@ -25,7 +25,7 @@ def split_batch(batch: Batch, mesh: Mesh) -> Batch:
 
 def weights(layer: Layer, mesh: Mesh) -> Layer:
     """Every rank has W[D, F] and b[F] whole. Backward: dW[D, F] = AllReduce_dp(dW[D, F]{U_dp})."""
-    return Layer(*(identity_all_reduce(p, mesh.group(AXIS)) for p in layer))
+    return layer._make(identity_all_reduce(p, mesh.group(AXIS)) for p in layer)
 
 
 def total(share: Tensor, mesh: Mesh) -> dist.Work | None:

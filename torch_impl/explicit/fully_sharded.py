@@ -22,7 +22,7 @@ GATHERS = True  # so `torch_impl.prefetch` may replace `weights`: it gathers a l
 def split_params(params: list[Layer], mesh: Mesh) -> list[Layer]:
     """A rank's rows: W[D_fsdp, F], b[F_fsdp]."""
     rank, n = mesh.rank(AXIS), mesh.size(AXIS)
-    return [Layer(w.chunk(n)[rank], b.chunk(n)[rank]) for w, b in params]
+    return [layer._make(p.chunk(n)[rank] for p in layer) for layer in params]
 
 
 def split_batch(batch: Batch, mesh: Mesh) -> Batch:
@@ -33,7 +33,7 @@ def split_batch(batch: Batch, mesh: Mesh) -> Batch:
 
 def weights(layer: Layer, mesh: Mesh) -> Layer:
     """W[D, F] = AllGather_fsdp(W[D_fsdp, F]). Backward: dW[D_fsdp, F] = ReduceScatter_fsdp(dW[D, F]{U_fsdp})."""
-    return Layer(*all_gather_reduce_scatter_flat(layer, mesh.group(AXIS)))
+    return layer._make(all_gather_reduce_scatter_flat(layer, mesh.group(AXIS)))
 
 
 def total(share: Tensor, mesh: Mesh) -> dist.Work | None:

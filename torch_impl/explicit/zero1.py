@@ -26,12 +26,12 @@ def split_batch(batch: Batch, mesh: Mesh) -> Batch:
 
 def weights(layer: Layer, mesh: Mesh) -> Layer:
     """Every rank has W[D, F] and b[F] whole. Backward: dW[D, F] = AllReduce_fsdp(dW[D, F]{U_fsdp})."""
-    return Layer(*(identity_all_reduce(p, mesh.group(AXIS)) for p in layer))
+    return layer._make(identity_all_reduce(p, mesh.group(AXIS)) for p in layer)
 
 
 def own(layer: Layer, mesh: Mesh) -> Layer:
     """The rows that a rank updates: W[D_fsdp, F] of W[D, F], b[F_fsdp] of b[F], and so of their gradients."""
-    return Layer(*(p.chunk(mesh.size(AXIS))[mesh.rank(AXIS)] for p in layer))
+    return layer._make(p.chunk(mesh.size(AXIS))[mesh.rank(AXIS)] for p in layer)
 
 
 def whole(layer: Layer, mesh: Mesh) -> list[dist.Work | None]:

@@ -25,12 +25,12 @@ def split_batch(batch: Batch, mesh: Mesh) -> Batch:
 
 def gradients(layer: Layer, mesh: Mesh) -> Layer:
     """dW[D_fsdp, F] = ReduceScatter_fsdp(dW[D, F]{U_fsdp}), after the backward pass."""
-    return Layer(*reduce_scatter_flat(layer, mesh.group(AXIS)))
+    return layer._make(reduce_scatter_flat(layer, mesh.group(AXIS)))
 
 
 def own(layer: Layer, mesh: Mesh) -> Layer:
     """The rows that a rank updates: W[D_fsdp, F] of W[D, F], b[F_fsdp] of b[F]."""
-    return Layer(*(p.chunk(mesh.size(AXIS))[mesh.rank(AXIS)] for p in layer))
+    return layer._make(p.chunk(mesh.size(AXIS))[mesh.rank(AXIS)] for p in layer)
 
 
 def whole(layer: Layer, mesh: Mesh) -> list[dist.Work | None]:
