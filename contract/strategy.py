@@ -285,6 +285,8 @@ def impossible(run: Run) -> str | None:
         return f"the schedule {run.schedule} needs an axis pp; {run.strategy} has no pipeline"
     if run.implementation == "annotated" and not run.in_gpipes_order:
         return f"annotated can express GPipe's order only, not the schedule {run.schedule}; use torch or shard_map"
+    if run.implementation == "annotated" and "ring_attention" in run.strategies:
+        return "no annotation derives a ring: what XLA makes of a split sequence is context_parallel"
     if "cp" in names and "sequence_parallel" in run.strategies:
         return "sequence_parallel and cp both split the sequence; beside cp, use megatron_tensor_parallel"
     rows, unit = problem.batch, max(problem.unit, *(strategies.of(axis.strategy).UNIT for axis in run.axes), 1)

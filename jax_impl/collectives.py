@@ -111,3 +111,11 @@ def shard(x: Array, axis: str) -> Array:
 def varying(x: Array, axis: str) -> Array:
     """Megatron's f: a replicated array that every rank uses differently. Moves nothing; its transpose is all_reduce."""
     return lax.pcast(x, axis, to="varying")
+
+
+def all_to_all_dims(x: Array, axis: str, split: int, concat: int) -> Array:
+    """Rank r gets block r of dim `split` of every rank's array, concatenated along dim `concat`.
+
+    Its transpose is the way back.
+    """
+    return lax.all_to_all(x, axis, split_axis=split, concat_axis=concat, tiled=True)

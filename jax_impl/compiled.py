@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from contract.problem import Batch, Layer
+from contract.problem import Batch
 from contract.strategy import Run
 from shardiff import compiling
 from shardiff.compiling import Compiled, Job
@@ -60,7 +60,7 @@ def lower(run: Run, mesh: Any, update: bool) -> Any:
     of_grads = shardings(params_specs(run, "gradients"), mesh)
     if not update:
 
-        def passes(params: list[Layer], batch: Batch) -> tuple[Any, list[Layer]]:
+        def passes(params: list[Any], batch: Batch) -> tuple[Any, list[Any]]:
             return loss_and_grads(params, batch, mesh, run)
 
         return jax.jit(passes, out_shardings=(whole, of_grads)).lower(params, batch)

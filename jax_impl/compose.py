@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,17 +19,19 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from contract.layout import schedule_of, unit_of
-from contract.problem import Batch, Layer
+from contract.problem import Batch
 from contract.strategy import Run
+from contract.transformer import Transformer
 from jax_impl import model
+from jax_impl.blocks import Blocks
 from jax_impl.collectives import all_reduce, varying
 from jax_impl.mesh import shardings
-from jax_impl.model import MLP, is_layer, squared_error
-from jax_impl.specs import Strategies, batch_specs, chain, load, merged_rules, params_specs, pipeline_of
+from jax_impl.model import is_layer, squared_error
+from jax_impl.specs import Strategies, batch_specs, chain, load, merged_rules, module, params_specs, pipeline_of
 from jax_impl.ticks import Chunk, named
 
 
-def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
+def loss(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> Array:
     """The mean squared error over all samples: a scalar, the same on every rank."""
     if run.implementation == "annotated":
         return annotated(params, batch, mesh, run)
@@ -39,7 +42,7 @@ def loss(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
     return of_rank(params, batch)
 
 
-def loss_and_grads(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> tuple[Array, list[Layer]]:
+def loss_and_grads(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> tuple[Array, list[Any]]:
     """The loss, and the gradients as a rank holds them."""
     specs = params_specs(run, "gradients")
     if run.implementation == "annotated":
@@ -47,7 +50,7 @@ def loss_and_grads(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> t
         return value, constrained(grads, specs, mesh) if specs != params_specs(run) else grads
 
     @jax.shard_map(mesh=mesh, in_specs=(params_specs(run), batch_specs(run)), out_specs=(P(), specs))
-    def of_rank(params: list[Layer], batch: Batch) -> tuple[Array, list[Layer]]:
+    def of_rank(params: list[Any], batch: Batch) -> tuple[Array, list[Any]]:
         strategies = load(run)
         scatters = [s for s in strategies if hasattr(s, "gradients")]
         replicates = [s for s in strategies if scatters and getattr(s, "REPLICATED", False)]
@@ -64,28 +67,35 @@ def loss_and_grads(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> t
     return of_rank(params, batch)
 
 
-def map_layers(f: Callable[[Layer], Layer], layers: list[Layer], run: Run) -> list[Layer]:
+def model_of(strategies: Strategies, run: Run) -> Callable[..., Array]:
+    """The function of (layers, x) that computes the model, with what the strategies communicate inside it."""
+    if isinstance(run.problem, Transformer):
+        return Blocks(run.problem, strategies)
+    return next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
+
+
+def map_layers(f: Callable[[Any], Any], layers: list[Any], run: Run) -> list[Any]:
     """Apply a function to every layer of a rank. In a pipeline a layer has a dim of one stage in front."""
     if pipeline_of(load(run)) is None:
         return [f(layer) for layer in layers]
-    return [Layer(*(a[None] for a in f(Layer(w[0], b[0])))) for w, b in layers]
+    return [layer._make(a[None] for a in f(layer._make(a[0] for a in layer))) for layer in layers]
 
 
-def share_of_rank(params: list[Layer], batch: Batch, mesh: Mesh, run: Run, skip: Strategies = ()) -> Array:
+def share_of_rank(params: list[Any], batch: Batch, mesh: Mesh, run: Run, skip: Strategies = ()) -> Array:
     """The loss, inside shard_map: the same on every rank. skip: whose `weights` are not used."""
     strategies = load(run)
     used = functools.partial(chain, [s for s in strategies if s not in skip], "weights")
-    forward = next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
+    forward = model_of(strategies, run)
     if (pipeline := pipeline_of(strategies)) is None:
         out = through(lambda layers, x: forward(map(used, layers), x), params, batch.x, run)
         return chain(strategies, "total", squared_error(out, batch))
-    layers = [used(Layer(w[0], b[0])) for w, b in params]
+    layers = [used(layer._make(a[0] for a in layer)) for layer in params]
     stages = mesh.shape[pipeline.AXIS]
     stage = functools.partial(stage_of(forward, lax.axis_index(pipeline.AXIS), run), layers)
     return chain(strategies, "total", pipeline.execute(stage, squared_error, batch, stages))
 
 
-def through(forward: Callable[..., Array], params: list[Layer], x: Array, run: Run) -> Array:
+def through(forward: Callable[..., Array], params: list[Any], x: Array, run: Run) -> Array:
     """All layers. Where they are gathered again, as many at a time as stay together, keeping what a strategy keeps."""
     if not run.gathered_again or run.spelling == "naive":
         return forward(params, x)
@@ -96,16 +106,17 @@ def through(forward: Callable[..., Array], params: list[Layer], x: Array, run: R
 
 
 def share_and_grads_of_rank(
-    params: list[Layer], batch: Batch, mesh: Mesh, run: Run, skip: Strategies = ()
-) -> tuple[Array, list[Layer]]:
+    params: list[Any], batch: Batch, mesh: Mesh, run: Run, skip: Strategies = ()
+) -> tuple[Array, list[Any]]:
     """The loss and the gradients of a pipeline in any order, inside shard_map. Its backward passes are written."""
     strategies, schedule = load(run), schedule_of(run)
-    forward = next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
+    forward = model_of(strategies, run)
     pipeline = pipeline_of(strategies)
     assert schedule is not None and pipeline is not None
 
-    def used(params: list[Layer]) -> list[Layer]:
-        return [chain([s for s in strategies if s not in skip], "weights", Layer(w[0], b[0])) for w, b in params]
+    def used(params: list[Any]) -> list[Any]:
+        using = [s for s in strategies if s not in skip]
+        return [chain(using, "weights", layer._make(a[0] for a in layer)) for layer in params]
 
     layers, back = jax.vjp(used, params)
     stage, size = lax.axis_index(pipeline.AXIS), len(layers) // schedule.chunks
@@ -123,14 +134,14 @@ def share_and_grads_of_rank(
 
 def stage_of(
     forward: Callable[..., Array], stage: Array, run: Run, chunk: int = 0, start: int = 0
-) -> Callable[[list[Layer], Array], Array]:
+) -> Callable[[list[Any], Array], Array]:
     """What takes one microbatch through layers of a stage's chunk, from number `start` on, without those that only pad
     the stack: (layers, x) -> y."""
     schedule, unit = schedule_of(run), unit_of(run)
     assert schedule is not None
-    exists = is_layer(run.problem.layers // unit, schedule.parts)
+    exists = is_layer(run.problem.depth // unit, schedule.parts)
 
-    def apply(layers: list[Layer], x: Array) -> Array:
+    def apply(layers: list[Any], x: Array) -> Array:
         if exists.all():
             return forward(layers, x)
         for j in range(0, len(layers), unit):
@@ -141,17 +152,17 @@ def stage_of(
     return apply
 
 
-def annotated(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
+def annotated(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> Array:
     """The loss of the model as one device would compute it. Everything else follows from how arrays are split."""
     strategies, rules = load(run), merged_rules(load(run))
     states_activations = run.spelling == "best" and any(getattr(s, "ACTIVATIONS", False) for s in strategies)
 
-    def as_stated(x: Array, kind: str) -> Array:
-        spec = P(rules.get("batch"), rules.get(f"{kind}_out"))
+    def as_stated(x: Array, *names: str | None) -> Array:
+        spec = P(*(rules.get(name) for name in names))
         return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if states_activations else x
 
-    def layers_of(params: list[Layer], x: Array) -> Array:
-        return MLP(params)(x, as_stated)
+    def layers_of(params: list[Any], x: Array) -> Array:
+        return module(params, run.problem)(x, as_stated)
 
     if (pipeline := pipeline_of(strategies)) is None:
         return squared_error(through(layers_of, params, batch.x, run), batch)
@@ -159,23 +170,23 @@ def annotated(params: list[Layer], batch: Batch, mesh: Mesh, run: Run) -> Array:
     schedule = schedule_of(run)
     assert schedule is not None
     exists = jnp.asarray(
-        is_layer(run.problem.layers // unit_of(run), schedule.parts)[:, 0].repeat(unit_of(run), axis=1)
+        is_layer(run.problem.depth // unit_of(run), schedule.parts)[:, 0].repeat(unit_of(run), axis=1)
     )
     split = NamedSharding(mesh, P(pipeline.AXIS, *batch_specs(run).x[1:]))
 
     def stage(state: Array) -> Array:
         """Each stage takes its microbatch through its layers: Y[n_pp, b, F] = X[n_pp, b, D] @ W[n_pp, D, F]."""
-        if run.problem.layers % (stages * unit_of(run)) == 0:
+        if run.problem.depth % (stages * unit_of(run)) == 0:
             return jax.vmap(layers_of, spmd_axis_name=pipeline.AXIS)(params, state)
         for j, layer in enumerate(params):
             y = jax.vmap(lambda layer, x: layers_of([layer], x), spmd_axis_name=pipeline.AXIS)(layer, state)
-            state = jnp.where(exists[:, j, None, None], y, state)
+            state = jnp.where(exists[:, j].reshape(-1, *[1] * (y.ndim - 1)), y, state)
         return state
 
     constrain = functools.partial(lax.with_sharding_constraint, shardings=split)
     return pipeline.execute(stage, squared_error, batch, stages, constrain)
 
 
-def constrained(layers: list[Layer], specs: list[Layer], mesh: Mesh) -> list[Layer]:
+def constrained(layers: list[Any], specs: list[Any], mesh: Mesh) -> list[Any]:
     """Layers that are split as these PartitionSpecs say."""
     return lax.with_sharding_constraint(layers, shardings(specs, mesh))

@@ -21,6 +21,8 @@ from contract.problem import Batch, Layer, split_slices
 from contract.schedule import Parts
 
 LOGICAL_AXES = ("batch", "features", "stage", "up_in", "up_out", "up_bias", "down_in", "down_out", "down_bias")
+LOGICAL_AXES += ("gain", "qkv_in", "qkv_out", "o_in", "o_out", "router_in", "router_out")  # of a transformer's blocks
+LOGICAL_AXES += ("expert", "expert_up_in", "expert_up_out", "expert_down_in", "expert_down_out")
 
 KINDS = ("up", "down")  # of even and of odd layers
 
@@ -44,10 +46,10 @@ class MLP(nnx.Module):
     def __init__(self, params: list[Layer]):
         self.layers = nnx.List([Linear(layer, KINDS[i % 2]) for i, layer in enumerate(params)])
 
-    def __call__(self, x: Array, constrain: Callable[[Array, str], Array] = lambda x, kind: x) -> Array:
-        """constrain: states how an activation [batch, {kind}_out] is split."""
+    def __call__(self, x: Array, constrain: Callable[..., Array] = lambda x, *names: x) -> Array:
+        """constrain: states how an activation is split, by the names of its dims."""
         for i, layer in enumerate(self.layers):
-            x = constrain(gelu(layer(x)), KINDS[i % 2])
+            x = constrain(gelu(layer(x)), "batch", f"{KINDS[i % 2]}_out")
         return x
 
 
@@ -69,39 +71,48 @@ def forward(params: Iterable[Layer], x: Array) -> Array:
     return x
 
 
-def annotation_specs(layers: int, rules: Mapping[str, Any], stages: int | None = None) -> list[Layer]:
+def annotation_specs(
+    module: Callable[[list[Any]], nnx.Module], shapes: list[Any], rules: Mapping[str, Any], stages: int | None = None
+) -> list[Any]:
     """The PartitionSpec of every parameter, from its logical axis names and `rules`. Axes without a rule are not split.
 
-    stages: of a pipeline, over which every parameter is stacked.
+    module: made of parameters of these shapes. stages: of a pipeline, over which every parameter is stacked.
     """
     every = tuple((name, rules.get(name)) for name in LOGICAL_AXES)
     stack = () if stages is None else (stages,)
-    shapes = Layer(jax.ShapeDtypeStruct((*stack, 1, 1), jnp.float32), jax.ShapeDtypeStruct((*stack, 1), jnp.float32))
-    model = nnx.eval_shape(lambda params: MLP(params), [shapes] * layers)
+    arrays = [
+        layer._make(jax.ShapeDtypeStruct((*stack, *shape), jnp.float32) for shape in layer) for layer in shapes
+    ]
+    model = nnx.eval_shape(module, arrays)
     with nnx.logical_axis_rules(every):
         specs: Any = nnx.get_partition_spec(nnx.state(model))
-    return [Layer(specs["layers"][i]["w"].get_value(), specs["layers"][i]["b"].get_value()) for i in range(layers)]
+    return [
+        layer._make(specs["layers"][i][name].get_value() for name in layer._fields) for i, layer in enumerate(shapes)
+    ]
 
 
-def batch_annotations(rules: Mapping[str, Any]) -> Batch:
-    """The PartitionSpecs of x[batch, up_in], y[batch, features] and weight[batch, 1]."""
-    rows = rules.get("batch")
-    return Batch(PartitionSpec(rows), PartitionSpec(rows, rules.get("features")), PartitionSpec(rows))
+def batch_annotations(rules: Mapping[str, Any], blocks: bool = False) -> Batch:
+    """The PartitionSpecs of x[batch, up_in], y[batch, features] and weight[batch, 1].
+
+    blocks: of a transformer, whose batch is [batch, sequence, features].
+    """
+    rows = (rules.get("batch"), rules.get("sequence")) if blocks else (rules.get("batch"),)
+    return Batch(PartitionSpec(*rows), PartitionSpec(*rows, rules.get("features")), PartitionSpec(*rows))
 
 
-def stack_stages(params: list[Layer], places: Parts, unit: int = 1) -> list[Layer]:
+def stack_stages(params: list[Any], places: Parts, unit: int = 1) -> list[Any]:
     """Layer j of chunk c of all stages, stacked: w[D, D] -> w[stages, D, D], for all j of c = 0, then c = 1, ...
 
     places: the (stage, chunk) of every part of the model. unit: how many layers stay together. There are as many j as
     the longest part has layers; a shorter one is padded with zeros, and `is_layer` tells these from layers.
     """
     split = [params[s.start * unit : s.stop * unit] for s in split_slices(len(params) // unit, len(places))]
-    longest, zeros = len(split[0]), Layer(*map(np.zeros_like, params[0]))
-    chunks: dict[int, list[list[Layer]]] = {}  # chunk -> the parts of all stages
+    longest, zeros = len(split[0]), [layer._make(map(np.zeros_like, layer)) for layer in split[0]]
+    chunks: dict[int, list[list[Any]]] = {}  # chunk -> the parts of all stages
     for (_, chunk), part in sorted(zip(places, split, strict=True), key=lambda one: one[0]):
         chunks.setdefault(chunk, []).append(part)
     return [
-        Layer(*map(np.stack, zip(*(part[j] if j < len(part) else zeros for part in parts), strict=True)))
+        zeros[j]._make(map(np.stack, zip(*(part[j] if j < len(part) else zeros[j] for part in parts), strict=True)))
         for _, parts in sorted(chunks.items())
         for j in range(longest)
     ]

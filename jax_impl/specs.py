@@ -15,11 +15,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import contract.transformer
 from contract.layout import batch_shares, chunks_of, padded_rows, schedule_of, unit_of
-from contract.problem import Batch, Layer, pad_batch, split_microbatches
+from contract.problem import Batch, Problem, pad_batch, split_microbatches
 from contract.strategy import Run
 from jax_impl.mesh import place
-from jax_impl.model import annotation_specs, batch_annotations, stack_stages
+from jax_impl.model import MLP, annotation_specs, batch_annotations, stack_stages
+from jax_impl.transformer import Transformer
 
 Strategies = Sequence[Any]  # modules, outermost first
 Rules = dict[str, str | tuple[str, ...]]  # logical axis -> mesh axes
@@ -43,7 +45,7 @@ def pipeline_of(strategies: Strategies) -> Any | None:
     return next((s for s in strategies if hasattr(s, "execute")), None)
 
 
-def split_params(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
+def split_params(params: list[Any], mesh: Mesh, run: Run) -> list[Any]:
     """The full parameters on the devices of the mesh; with a pipeline, stacked over its stages."""
     if (schedule := schedule_of(run)) is not None:
         params = stack_stages(params, schedule.parts, unit_of(run))
@@ -53,23 +55,49 @@ def split_params(params: list[Layer], mesh: Mesh, run: Run) -> list[Layer]:
 def split_batch(batch: Batch, mesh: Mesh, run: Run) -> Batch:
     """The global batch on the devices of the mesh, padded to shares of one size: X[B, D], or X[m, b, D]."""
     shares = batch_shares(run)
+    for axis, strategy in zip(run.nested, load(run), strict=True):
+        if hasattr(strategy, "arranged"):
+            batch = strategy.arranged(batch, axis.size)
     if pipeline_of(load(run)) is not None:
         return place(split_microbatches(batch, shares, run.microbatches), batch_specs(run), mesh)
     return place(pad_batch(batch, shares), batch_specs(run), mesh)
 
 
-def params_specs(run: Run, of: str = "parameters") -> list[Layer]:
+def params_specs(run: Run, of: str = "parameters") -> list[Any]:
     """The PartitionSpec of every parameter; or of its gradient or optimizer state, where they are split otherwise."""
     strategies, (layers, stages) = load(run), stack_shape(run)
+    shapes = [run.problem.shape(i) for i in range(layers)]
     if run.implementation == "annotated":
-        return annotation_specs(layers, merged_rules(strategies, of), stages)
-    specs = [Layer(P(), P())] * layers
+        return annotation_specs(lambda params: module(params, run.problem), shapes, merged_rules(strategies, of), stages)
+    specs = [layer._make(P() for _ in layer) for layer in shapes]
     for strategy in reversed(strategies):
         if (mine := stated(strategy, "PARAMS_SPEC", of)) is not None:
-            specs = [Layer(*map(join, a, mine[i % len(mine)])) for i, a in enumerate(specs)]
+            specs = [layer._make(map(join, layer, spec_of(mine, layer, i))) for i, layer in enumerate(specs)]
     if (pipeline := pipeline_of(strategies)) is not None:
-        specs = [Layer(*(P(pipeline.AXIS, *spec) for spec in layer)) for layer in specs]
+        specs = [layer._make(P(pipeline.AXIS, *spec) for spec in layer) for layer in specs]
     return specs
+
+
+def spec_of(stated: Any, layer: Any, number: int) -> Sequence[P]:
+    """A strategy's PartitionSpecs of a layer's parameters: one for all, or by the layer's type, in turn."""
+    if isinstance(stated, P):
+        return (stated,) * len(layer)
+    of_type = stated[type(layer)]
+    return of_type[number % len(of_type)]
+
+
+def split_dims(dims: dict[type, Any], axis: str) -> dict[type, list[Any]]:
+    """Which dim of a layer's parameters is split, as PartitionSpecs: 1 is P(None, axis), None is P()."""
+
+    def spec(dim: int | None) -> P:
+        return P() if dim is None else P(*[None] * dim, axis)
+
+    return {kind: [layer._make(map(spec, layer))] for kind, layer in dims.items()}
+
+
+def module(params: list[Any], problem: Problem) -> Any:
+    """The model in flax.nnx, with these parameters."""
+    return Transformer(params, problem) if isinstance(problem, contract.transformer.Transformer) else MLP(params)
 
 
 def stated(strategy: Any, name: str, of: str) -> Any | None:
@@ -83,9 +111,9 @@ def stated(strategy: Any, name: str, of: str) -> Any | None:
 def stack_shape(run: Run) -> tuple[int, int | None]:
     """The number of layers per rank, and of the stages over which each is stacked; None without a pipeline."""
     if (schedule := schedule_of(run)) is None:
-        return run.problem.layers, None
+        return run.problem.depth, None
     unit = unit_of(run)
-    return schedule.chunks * -(-(run.problem.layers // unit) // len(schedule.parts)) * unit, schedule.stages
+    return schedule.chunks * -(-(run.problem.depth // unit) // len(schedule.parts)) * unit, schedule.stages
 
 
 def positions_of(run: Run, rank: int) -> list[int]:
@@ -100,7 +128,7 @@ def batch_specs(run: Run) -> Batch:
     """The PartitionSpecs of x, y and weight. In a pipeline x is split as y is, because stages pass it on so."""
     strategies = load(run)
     if run.implementation == "annotated":
-        specs = batch_annotations(merged_rules(strategies))
+        specs = batch_annotations(merged_rules(strategies), blocks=run.problem.unit == 2)
     else:
         specs = Batch(P(), P(), P())
         for strategy in reversed(strategies):
@@ -134,9 +162,9 @@ def merged_rules(strategies: Strategies, of: str = "parameters") -> Rules:
     return rules
 
 
-def abstract(mesh: Mesh, run: Run) -> tuple[list[Layer], Batch]:
+def abstract(mesh: Mesh, run: Run) -> tuple[list[Any], Batch]:
     """The shapes, dtypes and shardings that `split_params` and `split_batch` give on `mesh`, without any array."""
-    d, dtype = run.problem.width, jnp.dtype(run.problem.dtype)
+    dtype = jnp.dtype(run.problem.dtype)
     wide = jnp.promote_types(dtype, jnp.float32)  # the dtype of the samples' weights, and hence of the loss
     layers, stages = stack_shape(run)
     of_stages = () if stages is None else (stages,)
@@ -146,6 +174,11 @@ def abstract(mesh: Mesh, run: Run) -> tuple[list[Layer], Batch]:
     def array(shape: tuple[int, ...], spec: P, dtype: Any = dtype) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
 
-    params = [Layer(array((*of_stages, d, d), spec.w), array((*of_stages, d), spec.b)) for spec in params_specs(run)]
+    params = [
+        layer._make(array((*of_stages, *shape), spec) for shape, spec in zip(run.problem.shape(i), layer, strict=True))
+        for i, layer in enumerate(params_specs(run))
+    ]
+    tokens = () if run.problem.unit == 1 else (run.problem.sequence,)
+    whole, one = (*of_batch, *tokens, run.problem.width), (*of_batch, *tokens, 1)
     x, y, weight = batch_specs(run)
-    return params, Batch(array((*of_batch, d), x), array((*of_batch, d), y), array((*of_batch, 1), weight, wide))
+    return params, Batch(array(whole, x), array(whole, y), array(one, weight, wide))

@@ -17,14 +17,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from contract.problem import Batch, Layer
+from contract.problem import Batch
 from contract.schedule import Action, Schedule
 from contract.slots import Slots, receiver, slots
 from contract.strategies.pipeline_parallel import edge, permutes
 from jax_impl.collectives import permute
 from jax_impl.jax_versions import varies_over
 
-Function = Callable[[list[Layer], Array], Array]  # (layers, X[b, D]) -> Y[b, D]
+Function = Callable[[list[Any], Array], Array]  # (layers, X[b, D]) -> Y[b, D]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Chunk:
     """Functions to be run one after the other, and each one's layers. Each is differentiated by itself."""
 
     functions: Sequence[Function]
-    layers: Sequence[list[Layer]]
+    layers: Sequence[list[Any]]
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Apart:
     tree: Any
     shared: tuple[int | None, ...]  # for each leaf of the tree, which leaf of the layers it is
 
-    def restore(self, layers: list[Layer], kept: Sequence[Array]) -> Callable[[Array], tuple[list[Layer], Array]]:
+    def restore(self, layers: list[Any], kept: Sequence[Array]) -> Callable[[Array], tuple[list[Any], Array]]:
         """The vjp: gradient of the output -> gradients of the layers, and of the input."""
         own, rest = jax.tree.leaves(layers), iter(kept)
         return jax.tree.unflatten(self.tree, [next(rest) if at is None else own[at] for at in self.shared])
 
 
-def take_apart(vjp: Any, layers: list[Layer]) -> tuple[list[Array], Apart]:
+def take_apart(vjp: Any, layers: list[Any]) -> tuple[list[Array], Apart]:
     """The residuals of a microbatch, and what they have in common for all microbatches."""
     own = jax.tree.leaves(layers)
     leaves, tree = jax.tree.flatten(vjp)
@@ -73,7 +73,7 @@ def execute(
     batch: Batch,
     schedule: Schedule,
     axis: str,
-) -> tuple[Array, list[list[list[Layer]]]]:
+) -> tuple[Array, list[list[list[Any]]]]:
     """Run all microbatches X[m, b, D]: this stage's share of the loss, and the gradients of every chunk's layers."""
     told, stage = slots(schedule), lax.axis_index(axis)
     last_stage, last_chunk = schedule.parts[-1]

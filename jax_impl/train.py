@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from contract.layout import layout, merge
 from contract.optimizer import SLOTS, AdamW, Sgd
-from contract.problem import Batch, Layer
+from contract.problem import Batch
 from contract.share import names
 from contract.strategy import Run, RunResult, Shard
 from jax_impl.compose import loss_and_grads
@@ -63,9 +63,9 @@ def train(run: Run) -> RunResult:
     )
 
 
-def make_params(mesh: Mesh, run: Run) -> list[Layer]:
+def make_params(mesh: Mesh, run: Run) -> list[Any]:
     """The initial parameters on the devices of the mesh, split as the strategies say."""
-    full = [Layer(*(cast(a, run.problem.dtype) for a in layer)) for layer in run.problem.parameters()]
+    full = [layer._make(cast(a, run.problem.dtype) for a in layer) for layer in run.problem.parameters()]
     return split_params(full, mesh, run)
 
 
@@ -94,7 +94,7 @@ def make_step(
     with_grads: whether it returns the gradients, which XLA then has to make whole where ranks need only a part of them.
     """
 
-    def step(params: list[Layer], state: Any, batch: Batch) -> tuple[Any, ...]:
+    def step(params: list[Any], state: Any, batch: Batch) -> tuple[Any, ...]:
         loss, grads = loss_and_grads(params, batch, mesh, run)
         updated = update(optimizer, params, grads, state, mesh, run)
         return (loss, grads, *updated) if with_grads else (loss, *updated)
@@ -103,7 +103,7 @@ def make_step(
 
 
 def compile_step(
-    mesh: Mesh, run: Run, optimizer: optax.GradientTransformation, params: list[Layer], with_grads: bool = True
+    mesh: Mesh, run: Run, optimizer: optax.GradientTransformation, params: list[Any], with_grads: bool = True
 ) -> Callable[..., Any]:
     """The step under jit, with all shardings stated. Parameters and state are donated: their memory is reused."""
     of_params = jax.tree.map(lambda p: p.sharding, params)
@@ -123,7 +123,7 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
     return array.astype(np.float32).astype(jnp.bfloat16) if dtype == "bfloat16" else array.astype(dtype)
 
 
-def local_layers(params: list[Layer], mesh: Mesh, run: Run, rank: int) -> list[Layer]:
+def local_layers(params: list[Any], mesh: Mesh, run: Run, rank: int) -> list[Any]:
     """What one rank holds, as NumPy arrays in the order of `contract.layout`, without what only pads a stack."""
     device, stacked = mesh.devices.flat[rank], pipeline_of(load(run)) is not None
     positions = positions_of(run, rank)
@@ -133,20 +133,20 @@ def local_layers(params: list[Layer], mesh: Mesh, run: Run, rank: int) -> list[L
         data = np.asarray(shard.data)
         return data[0] if stacked else data
 
-    return [Layer(*map(local, params[position])) for position in positions]
+    return [params[position]._make(map(local, params[position])) for position in positions]
 
 
-def to_numpy(params: list[Layer], mesh: Mesh, run: Run, of: str = "parameters") -> list[Layer]:
+def to_numpy(params: list[Any], mesh: Mesh, run: Run, of: str = "parameters") -> list[Any]:
     """Full NumPy arrays from the shards. bfloat16 is widened to float32."""
 
     def widen(a: np.ndarray) -> np.ndarray:
         return a.astype(np.float32) if a.dtype == jnp.bfloat16 else a
 
     ranks = [local_layers(params, mesh, run, rank) for rank in range(run.world_size)]
-    return merge(run, [[Layer(*map(widen, layer)) for layer in layers] for layers in ranks], of)
+    return merge(run, [[layer._make(map(widen, layer)) for layer in layers] for layers in ranks], of)
 
 
-def shard_digests(params: list[Layer], mesh: Mesh, run: Run) -> list[dict[str, str]]:
+def shard_digests(params: list[Any], mesh: Mesh, run: Run) -> list[dict[str, str]]:
     """For each rank, parameter name -> digest of the bits of its shard."""
     return [
         {
@@ -158,7 +158,7 @@ def shard_digests(params: list[Layer], mesh: Mesh, run: Run) -> list[dict[str, s
     ]
 
 
-def shards(params: list[Layer], mesh: Mesh, run: Run, digests: list[list[dict[str, str]]]) -> list[dict[str, Shard]]:
+def shards(params: list[Any], mesh: Mesh, run: Run, digests: list[list[dict[str, str]]]) -> list[dict[str, Shard]]:
     """For each rank, parameter name -> Shard."""
     return [
         {

@@ -7,4 +7,4 @@ contracts the split dim B. XLA must all_reduce both: L (D^2 + D) e bytes and a s
 from __future__ import annotations
 
 AXIS = "dp"
-RULES = {"batch": AXIS}  # a rank's samples: X[B_dp, D], Y[B_dp, D]
+RULES = {"batch": AXIS, "batch_of_experts": AXIS}  # a rank's samples: X[B_dp, D], Y[B_dp, D]

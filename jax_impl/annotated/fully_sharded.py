@@ -16,6 +16,12 @@ RULES = {
     "down_in": AXIS,
     "up_bias": AXIS,
     "down_bias": AXIS,
+    "batch_of_experts": AXIS,  # the same of a block
+    "gain": AXIS,
+    "qkv_in": AXIS,
+    "o_in": AXIS,
+    "router_in": AXIS,
+    "expert": AXIS,
 }
 ACTIVATIONS = True  # the activations' sharding is stated
 kept = jax.checkpoint_policies.everything_saveable  # parameters are inputs of a layer, which are not saved

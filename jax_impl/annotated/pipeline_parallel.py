@@ -32,15 +32,15 @@ def execute(
     forward: maps what all stages work on, X[n_pp, b, D], to Y[n_pp, b, D]. constrain: states how such an array is
     split.
     """
-    bubble = ((0, stages - 1), (0, 0), (0, 0))
-    inputs = jnp.pad(batch.x, bubble)  # [ticks, b, D]: no input in the last n - 1 ticks,
-    targets = Batch(*(jnp.pad(a, (bubble[0][::-1], *bubble[1:])) for a in batch))  # no output in the first
+    rest = ((0, 0),) * (batch.x.ndim - 1)
+    inputs = jnp.pad(batch.x, ((0, stages - 1), *rest))  # [ticks, b, D]: no input in the last n - 1 ticks,
+    targets = Batch(*(jnp.pad(a, ((stages - 1, 0), *rest)) for a in batch))  # no output in the first
 
     def tick(state: Array, at_tick: tuple[Array, Batch]) -> tuple[Array, Array]:
         x, target = at_tick
         # X[n_pp, b, D]: stage s gets what stage s - 1 computed. The permute of jnp.roll would close the ring, and of a
         # slice and a concatenation XLA makes all_to_alls.
-        state = lax.pad(state, jnp.zeros((), state.dtype), ((1, -1, 0), (0, 0, 0), (0, 0, 0))).at[0].set(x)
+        state = lax.pad(state, jnp.zeros((), state.dtype), ((1, -1, 0), *[(0, 0, 0)] * len(rest))).at[0].set(x)
         state = constrain(forward(state))
         return state, jax.vmap(loss, (0, None))(state, target)  # every stage's, L[n_pp]
 

@@ -8,10 +8,15 @@ all_reduce and slice them, or reduce_scatter them, which makes ZeRO-2 of it (Xu 
 from __future__ import annotations
 
 AXIS = "fsdp"
-RULES = {"batch": AXIS}  # a rank's samples: X[B_fsdp, D], Y[B_fsdp, D]
+RULES = {"batch": AXIS, "batch_of_experts": AXIS}  # a rank's samples: X[B_fsdp, D], Y[B_fsdp, D]
 STATE_RULES = {  # a rank's rows: M[D_fsdp, F] of W[D, F], m[F_fsdp] of b[F]
     "up_in": AXIS,
     "down_in": AXIS,
     "up_bias": AXIS,
     "down_bias": AXIS,
+    "gain": AXIS,  # the same of a block
+    "qkv_in": AXIS,
+    "o_in": AXIS,
+    "router_in": AXIS,
+    "expert": AXIS,
 }

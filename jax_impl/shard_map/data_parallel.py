@@ -7,10 +7,12 @@ differently (`varying`); the transpose of that is the all_reduce.
 
 from __future__ import annotations
 
+from typing import Any
+
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from contract.problem import Batch, Layer
+from contract.problem import Batch
 from jax_impl.collectives import all_reduce, varying
 
 AXIS = "dp"
@@ -18,9 +20,9 @@ REPLICATED = True  # so gradients that another axis scatters are summed afterwar
 BATCH_SPEC = Batch(P(AXIS), P(AXIS), P(AXIS))  # a rank's samples: X[B_dp, D], Y[B_dp, D]
 
 
-def weights(layer: Layer) -> Layer:
+def weights(layer: Any) -> Any:
     """Every rank has W[D, F] and b[F] whole. Backward, derived: dW[D, F] = AllReduce_dp(dW[D, F]{U_dp})."""
-    return Layer(*(varying(p, AXIS) for p in layer))
+    return layer._make(varying(p, AXIS) for p in layer)
 
 
 def total(share: Array) -> Array:

@@ -12,25 +12,25 @@ from typing import Any
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from contract.problem import Batch, Layer
+from contract.problem import Batch
 from jax_impl.collectives import all_gather, all_reduce
 
 AXIS = "fsdp"
-PARAMS_SPEC = [Layer(P(AXIS), P(AXIS))]  # a rank's rows: W[D_fsdp, F], b[F_fsdp]
+PARAMS_SPEC = P(AXIS)  # a rank's rows: W[D_fsdp, F], b[F_fsdp]
 BATCH_SPEC = Batch(P(AXIS), P(AXIS), P(AXIS))  # a rank's samples: X[B_fsdp, D], Y[B_fsdp, D]
 
 
-def weights(layer: Layer) -> Layer:
+def weights(layer: Any) -> Any:
     """W[D, F] = AllGather_fsdp(W[D_fsdp, F]).
 
     Backward, derived: dW[D_fsdp, F] = ReduceScatter_fsdp(dW[D, F]{U_fsdp}).
     """
-    return Layer(*(all_gather(p, AXIS) for p in layer))
+    return layer._make(all_gather(p, AXIS) for p in layer)
 
 
-def kept(primitive: Any, *_: Any, **params: Any) -> bool:
-    """What is kept for the backward pass where a layer is gathered again: everything but gathered parameters."""
-    return not (primitive.name == "all_gather" and AXIS in params["axis_name"])
+def kept(primitive: Any, *arrays: Any, **params: Any) -> bool:
+    """What is kept for the backward pass where a layer is gathered again: everything but gathered matrices."""
+    return not (primitive.name == "all_gather" and AXIS in params["axis_name"] and arrays[0].ndim > 1)
 
 
 def total(share: Array) -> Array:

@@ -17,7 +17,7 @@ from jax_impl.collectives import all_gather, all_reduce
 from jax_impl.model import gelu
 
 AXIS = "tp"
-PARAMS_SPEC = [Layer(P(None, AXIS), P(AXIS))]  # a rank's columns: W[D, F_tp], b[F_tp]
+PARAMS_SPEC = {Layer: [Layer(P(None, AXIS), P(AXIS))]}  # a rank's columns: W[D, F_tp], b[F_tp]
 BATCH_SPEC = Batch(P(), P(None, AXIS), P())  # every input, and the targets of a rank's columns: X[B, D], Y[B, F_tp]
 
 

@@ -6,30 +6,32 @@ and the updated rows are gathered, as many bytes (Rajbhandari et al., 1910.02054
 
 from __future__ import annotations
 
+from typing import Any
+
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from contract.problem import Batch, Layer
+from contract.problem import Batch
 from jax_impl.collectives import all_gather, all_reduce, reduce_scatter, shard
 
 AXIS = "fsdp"
-GRADS_SPEC = [Layer(P(AXIS), P(AXIS))]  # a rank's rows: dW[D_fsdp, F] of W[D, F], db[F_fsdp] of b[F]; so is the state
+GRADS_SPEC = P(AXIS)  # a rank's rows: dW[D_fsdp, F] of W[D, F], db[F_fsdp] of b[F]; so is the state
 BATCH_SPEC = Batch(P(AXIS), P(AXIS), P(AXIS))  # a rank's samples: X[B_fsdp, D], Y[B_fsdp, D]
 
 
-def gradients(layer: Layer) -> Layer:
+def gradients(layer: Any) -> Any:
     """dW[D_fsdp, F] = ReduceScatter_fsdp(dW[D, F]{U_fsdp}), after the backward pass."""
-    return Layer(*(reduce_scatter(p, AXIS) for p in layer))
+    return layer._make(reduce_scatter(p, AXIS) for p in layer)
 
 
-def own(layer: Layer) -> Layer:
+def own(layer: Any) -> Any:
     """The rows that a rank updates: W[D_fsdp, F] of W[D, F], b[F_fsdp] of b[F]."""
-    return Layer(*(shard(p, AXIS) for p in layer))
+    return layer._make(shard(p, AXIS) for p in layer)
 
 
-def whole(layer: Layer) -> Layer:
+def whole(layer: Any) -> Any:
     """W[D, F] = AllGather_fsdp(W[D_fsdp, F])."""
-    return Layer(*(all_gather(p, AXIS) for p in layer))
+    return layer._make(all_gather(p, AXIS) for p in layer)
 
 
 def total(share: Array) -> Array:

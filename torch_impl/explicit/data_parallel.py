@@ -6,10 +6,12 @@ samples, so the sum over ranks is the mean, also where ranks have different numb
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 from torch import Tensor
 
-from contract.problem import Batch, Layer, split_slices
+from contract.problem import Batch, split_slices
 from torch_impl.collectives import identity_all_reduce
 from torch_impl.mesh import Mesh
 
@@ -23,7 +25,7 @@ def split_batch(batch: Batch, mesh: Mesh) -> Batch:
     return Batch(batch.x[mine], batch.y[mine], batch.weight[mine])
 
 
-def weights(layer: Layer, mesh: Mesh) -> Layer:
+def weights(layer: Any, mesh: Mesh) -> Any:
     """Every rank has W[D, F] and b[F] whole. Backward: dW[D, F] = AllReduce_dp(dW[D, F]{U_dp})."""
     return layer._make(identity_all_reduce(p, mesh.group(AXIS)) for p in layer)
 

@@ -8,10 +8,12 @@ together, through one flat buffer.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 from torch import Tensor
 
-from contract.problem import Batch, Layer, split_slices
+from contract.problem import Batch, split_slices
 from torch_impl.collectives import all_gather_reduce_scatter_flat
 from torch_impl.mesh import Mesh
 
@@ -19,7 +21,7 @@ AXIS = "fsdp"
 GATHERS = True  # so `torch_impl.prefetch` may replace `weights`: it gathers a layer while the one before computes
 
 
-def split_params(params: list[Layer], mesh: Mesh) -> list[Layer]:
+def split_params(params: list[Any], mesh: Mesh) -> list[Any]:
     """A rank's rows: W[D_fsdp, F], b[F_fsdp]."""
     rank, n = mesh.rank(AXIS), mesh.size(AXIS)
     return [layer._make(p.chunk(n)[rank] for p in layer) for layer in params]
@@ -31,7 +33,7 @@ def split_batch(batch: Batch, mesh: Mesh) -> Batch:
     return Batch(batch.x[mine], batch.y[mine], batch.weight[mine])
 
 
-def weights(layer: Layer, mesh: Mesh) -> Layer:
+def weights(layer: Any, mesh: Mesh) -> Any:
     """W[D, F] = AllGather_fsdp(W[D_fsdp, F]). Backward: dW[D_fsdp, F] = ReduceScatter_fsdp(dW[D, F]{U_fsdp})."""
     return layer._make(all_gather_reduce_scatter_flat(layer, mesh.group(AXIS)))
 

@@ -6,10 +6,12 @@ the updated rows are gathered, as many bytes (Rajbhandari et al., 1910.02054, se
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 from torch import Tensor
 
-from contract.problem import Batch, Layer, split_slices
+from contract.problem import Batch, split_slices
 from shardiff.ranks.torch_versions import all_gather_single
 from torch_impl.collectives import identity_all_reduce
 from torch_impl.mesh import Mesh
@@ -24,17 +26,17 @@ def split_batch(batch: Batch, mesh: Mesh) -> Batch:
     return Batch(batch.x[mine], batch.y[mine], batch.weight[mine])
 
 
-def weights(layer: Layer, mesh: Mesh) -> Layer:
+def weights(layer: Any, mesh: Mesh) -> Any:
     """Every rank has W[D, F] and b[F] whole. Backward: dW[D, F] = AllReduce_fsdp(dW[D, F]{U_fsdp})."""
     return layer._make(identity_all_reduce(p, mesh.group(AXIS)) for p in layer)
 
 
-def own(layer: Layer, mesh: Mesh) -> Layer:
+def own(layer: Any, mesh: Mesh) -> Any:
     """The rows that a rank updates: W[D_fsdp, F] of W[D, F], b[F_fsdp] of b[F], and so of their gradients."""
     return layer._make(p.chunk(mesh.size(AXIS))[mesh.rank(AXIS)] for p in layer)
 
 
-def whole(layer: Layer, mesh: Mesh) -> list[dist.Work | None]:
+def whole(layer: Any, mesh: Mesh) -> list[dist.Work | None]:
     """W[D, F] = AllGather_fsdp(W[D_fsdp, F]), in place: each rank has updated its rows where they are."""
     group = mesh.group(AXIS)
     pairs = zip(layer, own(layer, mesh), strict=True)

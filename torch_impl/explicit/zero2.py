@@ -6,10 +6,12 @@ and the updated rows are gathered, as many bytes (Rajbhandari et al., 1910.02054
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 from torch import Tensor
 
-from contract.problem import Batch, Layer, split_slices
+from contract.problem import Batch, split_slices
 from shardiff.ranks.torch_versions import all_gather_single
 from torch_impl.collectives import reduce_scatter_flat
 from torch_impl.mesh import Mesh
@@ -23,17 +25,17 @@ def split_batch(batch: Batch, mesh: Mesh) -> Batch:
     return Batch(batch.x[mine], batch.y[mine], batch.weight[mine])
 
 
-def gradients(layer: Layer, mesh: Mesh) -> Layer:
+def gradients(layer: Any, mesh: Mesh) -> Any:
     """dW[D_fsdp, F] = ReduceScatter_fsdp(dW[D, F]{U_fsdp}), after the backward pass."""
     return layer._make(reduce_scatter_flat(layer, mesh.group(AXIS)))
 
 
-def own(layer: Layer, mesh: Mesh) -> Layer:
+def own(layer: Any, mesh: Mesh) -> Any:
     """The rows that a rank updates: W[D_fsdp, F] of W[D, F], b[F_fsdp] of b[F]."""
     return layer._make(p.chunk(mesh.size(AXIS))[mesh.rank(AXIS)] for p in layer)
 
 
-def whole(layer: Layer, mesh: Mesh) -> list[dist.Work | None]:
+def whole(layer: Any, mesh: Mesh) -> list[dist.Work | None]:
     """W[D, F] = AllGather_fsdp(W[D_fsdp, F]), in place: each rank has updated its rows where they are."""
     group = mesh.group(AXIS)
     pairs = zip(layer, own(layer, mesh), strict=True)

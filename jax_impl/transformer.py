@@ -1,0 +1,102 @@
+"""The transformer in flax.nnx with logical axis names on its parameters, for what is derived from annotations.
+
+It is written as for one device. An activation's dims have names too, and `constrain` states how they are split:
+"batch"; "sequence" in the residual stream, "product_sequence" in the products and "attend_sequence" in attention;
+"heads", and "attend_heads" in attention; "up_out"; and for what experts are given "experts" and "batch_of_experts".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from contract.problem import Problem
+from contract.transformer import Attention as AttentionLayer
+from contract.transformer import Experts as ExpertsLayer
+from contract.transformer import Mlp as MlpLayer
+from jax_impl.blocks import causal, norm, route
+from jax_impl.model import gelu
+
+Constrain = Callable[..., Array]
+STREAM = ("batch", "sequence")
+NAMES: dict[type, Any] = {
+    AttentionLayer: AttentionLayer(
+        ("gain",), ("qkv_in", "qkv_out"), ("qkv_in", "qkv_out"), ("qkv_in", "qkv_out"), ("o_in", "o_out")
+    ),
+    MlpLayer: MlpLayer(("gain",), ("up_in", "up_out"), ("down_in", "down_out")),
+    ExpertsLayer: ExpertsLayer(
+        ("gain",),
+        ("router_in", "router_out"),
+        ("expert", "expert_up_in", "expert_up_out"),
+        ("expert", "expert_down_in", "expert_down_out"),
+    ),
+}
+
+
+class Sublayer(nnx.Module):
+    """The parameters of one layer, under their names, with a leading dim of stages in a pipeline."""
+
+    def __init__(self, layer: Any, problem: Problem):
+        self.problem = problem
+        for name, value, axes in zip(layer._fields, layer, NAMES[type(layer)], strict=True):
+            stage = ("stage",) if value.ndim > len(axes) else ()
+            setattr(self, name, nnx.Param(value, out_sharding=(*stage, *axes), eager_sharding=False))
+
+    def __call__(self, x: Array, constrain: Constrain) -> Array:
+        """The residual stream [batch, sequence, D] after this layer."""
+        out = self.of_normalized(norm(x, self.gain[...]), constrain)
+        return constrain(x + constrain(out, *STREAM), *STREAM)
+
+    def of_normalized(self, h: Array, constrain: Constrain) -> Array:
+        raise NotImplementedError
+
+
+class Attention(Sublayer):
+    def of_normalized(self, h: Array, constrain: Constrain) -> Array:
+        """q, k and v are one product: of three, some compilers sum the gradients one by one."""
+        heads = self.problem.heads
+        w = jnp.stack([self.q[...], self.k[...], self.v[...]], 1)  # [D, 3, H K]
+        w = w.reshape(*w.shape[:2], heads, -1)
+        qkv = (constrain(a, "batch", "product_sequence", "heads") for a in jnp.einsum("bsd,dchk->cbshk", h, w))
+        q, k, v = (constrain(a, "batch", "attend_sequence", "attend_heads") for a in qkv)
+        out = constrain(causal(q, k, v), "batch", "attend_sequence", "attend_heads")
+        out = constrain(out, "batch", "product_sequence", "heads")
+        return out.reshape(*out.shape[:2], -1) @ self.o[...]
+
+
+class Mlp(Sublayer):
+    def of_normalized(self, h: Array, constrain: Constrain) -> Array:
+        z = constrain(h @ self.up[...], "batch", "product_sequence", "up_out")
+        return constrain(gelu(z), "batch", "product_sequence", "up_out") @ self.down[...]
+
+
+class Experts(Sublayer):
+    def of_normalized(self, h: Array, constrain: Constrain) -> Array:
+        """The einsums of GShard (Lepikhin et al., 2006.16668), with the layout stated before and after tokens travel."""
+        slots, gates = route(h @ self.router[...], self.problem)
+        given = constrain(jnp.einsum("bskec,bsd->ebcd", slots, h), None, "batch")
+        given = constrain(given, "experts", "batch_of_experts")
+        hidden = gelu(jnp.einsum("ebcd,edf->ebcf", given, self.up[...]))
+        out = jnp.einsum("ebcf,efd->ebcd", hidden, self.down[...])
+        out = constrain(constrain(out, "experts", "batch_of_experts"), None, "batch")
+        return jnp.einsum("bskec,ebcd->bsd", slots * gates[..., None, None], out)
+
+
+KINDS: dict[type, type[Sublayer]] = {AttentionLayer: Attention, MlpLayer: Mlp, ExpertsLayer: Experts}
+
+
+class Transformer(nnx.Module):
+    """The blocks on given parameters, because all implementations start from the same."""
+
+    def __init__(self, params: list[Any], problem: Problem):
+        self.layers = nnx.List([KINDS[type(layer)](layer, problem) for layer in params])
+
+    def __call__(self, x: Array, constrain: Constrain = lambda x, *names: x) -> Array:
+        """constrain: states how an activation is split, by the names of its dims."""
+        for layer in self.layers:
+            x = layer(x, constrain)
+        return x
