@@ -16,9 +16,10 @@ from itertools import product
 from typing import Any
 
 from contract import reference
+from contract.axes import STRATEGIES, one_axis, parse_axes
 from contract.problem import Problem
 from contract.proof import Proof, prove
-from contract.strategy import IMPLEMENTATIONS, STRATEGIES, Run, RunResult, one_axis, parse_axes
+from contract.strategy import IMPLEMENTATIONS, Run, RunResult
 from shardiff.ranks.silence import watched
 from shardiff.ranks.verdict import WorkerError
 from shardiff.system import machine, torchrun
@@ -67,7 +68,7 @@ def plan(
 
     Without implementations: all that can run the schedule. Without strategies: all, or those with a schedule other than
     GPipe's. Without degrees: 4, or as many as torchrun started, and 1 for single_device. meshes: `dp=2,tp=2`; the
-    strategies are then those of their axes (`contract.strategy.parse_axes`), and degrees follow.
+    strategies are then those of their axes (`contract.axes.parse_axes`), and degrees follow.
     """
     started, schedule = torchrun_ranks(), rest.get("schedule", "gpipe")
     implementations = implementations or [n for n in IMPLEMENTATIONS if schedule == "gpipe" or n != "annotated"]

@@ -109,8 +109,8 @@ def diff(
     """
     from benchmarks import diff_strategies as diffing
     from benchmarks import memory_limit
+    from contract.axes import STRATEGIES
     from contract.problem import Problem
-    from contract.strategy import STRATEGIES
     from shardiff.cli import diff as of_programs
     from shardiff.system import environment, memory
     from shardiff.system.files import check_path

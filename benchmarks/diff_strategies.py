@@ -10,8 +10,9 @@ from math import prod
 from typing import Any
 
 from contract import cost
+from contract.axes import STRATEGIES, one_axis, parse_axes
 from contract.problem import Problem
-from contract.strategy import STRATEGIES, Run, one_axis, parse_axes
+from contract.strategy import Run
 from shardiff.diff import Diff, diff
 from shardiff.program import Program
 from shardiff.ranks.silence import watched

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from contract import strategies
+from contract.axes import Axis
 from contract.layout import share
 from contract.problem import BYTES
 from contract.share import Sent
-from contract.strategy import Axis, Run
+from contract.strategy import Run
 from shardiff.record import Executions, Record, record
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from contract import strategies
+from contract.axes import Axes
 from contract.problem import Problem, split_sizes
 from contract.schedule import Schedule, make, parts_of
 from contract.share import Kept, Part, Pass, Share, names, whole_parts
-from contract.strategy import Axes, Run
+from contract.strategy import Run
 
 
 @lru_cache(64)
@@ -88,7 +89,9 @@ def share(run: Run, rank: int) -> Share:
     _, features = kept(run, rank)
     program, used = (run.implementation, run.gathered_again), tuple(held_by(run, rank, "use"))
     if "pipeline_parallel" not in run.strategies:
-        return Share(run.problem, *held, (Pass(rows),), (rows,), int(features), *program, sequence=tokens_of(run), used=used)
+        return Share(
+            run.problem, *held, (Pass(rows),), (rows,), int(features), *program, sequence=tokens_of(run), used=used
+        )
     stages, schedule = run.size("pipeline_parallel"), schedule_of(run)
     chunks = [tuple(chunk) for chunk in chunks_of(run, rank)]
     by_ticks = run.implementation != "torch" and not run.in_gpipes_order

@@ -64,7 +64,9 @@ def _memory(run: Run, rank: int, parameters: int, gradients: int, updated: int) 
 
 def _bytes(run: Run, parts: Sequence[Part]) -> int:
     elements = sum(
-        prod(map(length, *each)) for part in parts for each in zip(part.cuts, run.problem.shape(part.layer), strict=True)
+        prod(map(length, *each))
+        for part in parts
+        for each in zip(part.cuts, run.problem.shape(part.layer), strict=True)
     )
     return elements * BYTES[run.problem.dtype]
 

@@ -25,93 +25,23 @@ among equals, the inner axis of the mesh.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from contract import strategies
+from contract.axes import ALL_AXES, ON_AXES, Axes, one_axis
 from contract.optimizer import OPTIMIZERS
 from contract.problem import DTYPES, Problem
 from contract.schedule import unfit
 from contract.share import Asked, length, whole_parts
 from contract.transformer import Transformer
 from shardiff.mesh import MOST_RANKS, Mesh
-from shardiff.mesh import parse as parse_mesh
 
 IMPLEMENTATIONS = ("torch", "shard_map", "annotated")
-CORE = ("data_parallel", "tensor_parallel", "megatron_tensor_parallel", "pipeline_parallel")  # the lecture's
-STRATEGIES = (*CORE, "fully_sharded", "zero1", "zero2")
-AXES = {
-    "single_device": None,
-    "data_parallel": "dp",
-    "tensor_parallel": "tp",
-    "megatron_tensor_parallel": "tp",
-    "pipeline_parallel": "pp",
-    "fully_sharded": "fsdp",
-    "zero1": "fsdp",
-    "zero2": "fsdp",
-}
-AXES_OF_BLOCKS = {  # of strategies that only blocks of a transformer have
-    "sequence_parallel": "tp",
-    "context_parallel": "cp",
-    "ring_attention": "cp",
-    "ulysses": "cp",
-    "expert_parallel": "ep",
-}
-ALL_AXES = AXES | AXES_OF_BLOCKS
-USUAL = {  # axis -> default
-    "dp": "data_parallel",
-    "fsdp": "fully_sharded",
-    "tp": "megatron_tensor_parallel",
-    "pp": "pipeline_parallel",
-    "cp": "ring_attention",
-    "ep": "expert_parallel",
-}
 SPELLINGS = ("best", "naive")
+RECOMPUTE = ("none", "block", "selective")
 DEVICES = ("auto", "cpu", "cuda")
-
-
-class Axis(NamedTuple):
-    """One axis of a run's mesh: for example `dp` with 4 ranks, used by data_parallel."""
-
-    name: str
-    size: int
-    strategy: str
-
-
-Axes = tuple[Axis, ...]  # outermost first
-
-
-def one_axis(strategy: str, size: int) -> Axes:
-    """The axes of a run of one strategy; none for single_device."""
-    if strategy not in ALL_AXES:
-        raise ValueError(f"unknown strategy {strategy!r}; known: {', '.join(ALL_AXES)}")
-    if (name := ALL_AXES[strategy]) is not None:
-        return (Axis(name, size, strategy),)
-    if size != 1:
-        raise ValueError(f"single_device runs on 1 rank, got degree {size}")
-    return ()
-
-
-def parse_axes(mesh: str, strategies: tuple[str, ...] = ()) -> Axes:
-    """The axes of a mesh such as `dp=2,tp=4`. strategies: for axes that should not have their usual one (see USUAL).
-
-    Raises ValueError with one line that says what is wrong and what would be right.
-    """
-    chosen = dict(USUAL)
-    for strategy in strategies:
-        if strategy not in ALL_AXES or (axis := ALL_AXES[strategy]) is None:
-            raise ValueError(f"unknown strategy {strategy!r} for a mesh; known: {', '.join(name for name in ALL_AXES if ALL_AXES[name])}")
-        chosen[axis] = strategy
-    sizes = parse_mesh(mesh).axes
-    for name, _ in sizes:
-        if name not in USUAL:
-            raise ValueError(f"unknown axis {name!r} in the mesh {mesh!r}; known: {', '.join(USUAL)}")
-    names = [name for name, _ in sizes]
-    for strategy in strategies:
-        if ALL_AXES[strategy] not in names:
-            raise ValueError(f"{strategy} needs the axis {ALL_AXES[strategy]}, which the mesh {mesh!r} does not have")
-    return tuple(Axis(name, size, chosen[name]) for name, size in sizes)
 
 
 @dataclass(frozen=True)
@@ -124,7 +54,9 @@ class Run:
     forward pass and gathered again for the backward pass. None: it is, unless a pipeline needs the layers for every
     microbatch. spelling: for fully_sharded in annotated; "naive" states how the parameters are split and nothing else,
     where "best" states the activations too. device: "cpu", "cuda", or "auto" (CUDA where there are as many GPUs as
-    ranks). Raises ValueError with one line if the run cannot work.
+    ranks). recompute: of a transformer's blocks, what is computed again in the backward pass instead of stored: "none",
+    "block", all but a block's input, or "selective", the attention of queries to keys (Korthikanti et al., 2205.05198).
+    Raises ValueError with one line if the run cannot work.
     """
 
     implementation: str = "torch"
@@ -139,6 +71,7 @@ class Run:
     device: str = "auto"
     schedule: str = "gpipe"
     chunks: int = 2
+    recompute: str = "none"
 
     def __post_init__(self) -> None:
         if problem := impossible(self):
@@ -193,6 +126,7 @@ class Run:
     def on_one_device(self) -> Run:
         """The same training on a single device, which a run must equal."""
         plain: dict[str, Any] = {"schedule": "gpipe", "chunks": 2, "overlap": True, "reshard": None, "spelling": "best"}
+        plain["recompute"] = "none"
         return replace(self, axes=(), microbatches=1, **plain)
 
     @property
@@ -242,11 +176,12 @@ def impossible(run: Run) -> str | None:
     """Why a run cannot work, in one line with the numbers and with what would be right; None if it can."""
     for name, value, known in (
         ("implementation", run.implementation, IMPLEMENTATIONS),
-        *(("strategy", axis.strategy, tuple(name for name in ALL_AXES if ALL_AXES[name])) for axis in run.axes),
+        *(("strategy", axis.strategy, ON_AXES) for axis in run.axes),
         ("dtype", run.problem.dtype, DTYPES),
         ("optimizer", run.optimizer, OPTIMIZERS),
         ("spelling", run.spelling, SPELLINGS),
         ("device", run.device, DEVICES),
+        ("recompute", run.recompute, RECOMPUTE),
     ):
         if value not in known:
             return f"unknown {name} {value!r}; known: {', '.join(known)}"
@@ -287,6 +222,8 @@ def impossible(run: Run) -> str | None:
         return f"annotated can express GPipe's order only, not the schedule {run.schedule}; use torch or shard_map"
     if run.implementation == "annotated" and "ring_attention" in run.strategies:
         return "no annotation derives a ring: what XLA makes of a split sequence is context_parallel"
+    if run.recompute != "none" and not isinstance(problem, Transformer):
+        return "an MLP stores what its backward pass needs: recompute is for a transformer's blocks"
     if "cp" in names and "sequence_parallel" in run.strategies:
         return "sequence_parallel and cp both split the sequence; beside cp, use megatron_tensor_parallel"
     rows, unit = problem.batch, max(problem.unit, *(strategies.of(axis.strategy).UNIT for axis in run.axes), 1)
@@ -298,7 +235,9 @@ def impossible(run: Run) -> str | None:
         heads = problem.heads // run.size_of("tp") if isinstance(problem, Transformer) else 1
         pairs = [pair for part in parts for pair in zip(part.cuts, problem.shape(part.layer), strict=True)]
         shortest = min(length(cut[0], shape[0]) for cut, shape in pairs)
-        asked = Asked(problem, run.microbatches, rows, unit, shortest, run.schedule, run.chunks, problem.sequence, heads)
+        asked = Asked(
+            problem, run.microbatches, rows, unit, shortest, run.schedule, run.chunks, problem.sequence, heads
+        )
         if flaw := strategy.refusal(asked, axis.size):
             return flaw
         parts = strategy.cut(parts, problem, axis.size, 0, unit)

@@ -92,7 +92,7 @@ class Transformer(Problem):
         return Experts((d,), (d, e), (e, d, f), (e, f, d)) if e else Mlp((d,), (d, f), (f, d))
 
     def parameters(self) -> list[Any]:
-        """The full model in float64. A matrix is N(0, 1 / rows). Gains are near 1 but not 1, so that a lost one shows."""
+        """The full model in float64. A matrix is N(0, 1 / rows); gains are not 1, so that a lost one shows."""
         rng = np.random.default_rng([self.seed, 0])
 
         def drawn(shape: tuple[int, ...]) -> np.ndarray:

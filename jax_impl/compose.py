@@ -158,7 +158,7 @@ def annotated(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> Array:
     states_activations = run.spelling == "best" and any(getattr(s, "ACTIVATIONS", False) for s in strategies)
 
     def as_stated(x: Array, *names: str | None) -> Array:
-        spec = P(*(rules.get(name) for name in names))
+        spec = P(*(rules.get(name or "") for name in names))
         return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if states_activations else x
 
     def layers_of(params: list[Any], x: Array) -> Array:
@@ -169,9 +169,7 @@ def annotated(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> Array:
     stages = mesh.shape[pipeline.AXIS]
     schedule = schedule_of(run)
     assert schedule is not None
-    exists = jnp.asarray(
-        is_layer(run.problem.depth // unit_of(run), schedule.parts)[:, 0].repeat(unit_of(run), axis=1)
-    )
+    exists = jnp.asarray(is_layer(run.problem.depth // unit_of(run), schedule.parts)[:, 0].repeat(unit_of(run), axis=1))
     split = NamedSharding(mesh, P(pipeline.AXIS, *batch_specs(run).x[1:]))
 
     def stage(state: Array) -> Array:

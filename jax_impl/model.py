@@ -80,9 +80,7 @@ def annotation_specs(
     """
     every = tuple((name, rules.get(name)) for name in LOGICAL_AXES)
     stack = () if stages is None else (stages,)
-    arrays = [
-        layer._make(jax.ShapeDtypeStruct((*stack, *shape), jnp.float32) for shape in layer) for layer in shapes
-    ]
+    arrays = [layer._make(jax.ShapeDtypeStruct((*stack, *shape), jnp.float32) for shape in layer) for layer in shapes]
     model = nnx.eval_shape(module, arrays)
     with nnx.logical_axis_rules(every):
         specs: Any = nnx.get_partition_spec(nnx.state(model))

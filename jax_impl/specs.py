@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import contract.transformer
 from contract.layout import batch_shares, chunks_of, padded_rows, schedule_of, unit_of
 from contract.problem import Batch, Problem, pad_batch, split_microbatches
 from contract.strategy import Run
+from contract.transformer import Transformer
 from jax_impl.mesh import place
 from jax_impl.model import MLP, annotation_specs, batch_annotations, stack_stages
-from jax_impl.transformer import Transformer
+from jax_impl.transformer import Model
 
 Strategies = Sequence[Any]  # modules, outermost first
 Rules = dict[str, str | tuple[str, ...]]  # logical axis -> mesh axes
@@ -68,7 +68,9 @@ def params_specs(run: Run, of: str = "parameters") -> list[Any]:
     strategies, (layers, stages) = load(run), stack_shape(run)
     shapes = [run.problem.shape(i) for i in range(layers)]
     if run.implementation == "annotated":
-        return annotation_specs(lambda params: module(params, run.problem), shapes, merged_rules(strategies, of), stages)
+        return annotation_specs(
+            lambda params: module(params, run.problem), shapes, merged_rules(strategies, of), stages
+        )
     specs = [layer._make(P() for _ in layer) for layer in shapes]
     for strategy in reversed(strategies):
         if (mine := stated(strategy, "PARAMS_SPEC", of)) is not None:
@@ -97,7 +99,7 @@ def split_dims(dims: dict[type, Any], axis: str) -> dict[type, list[Any]]:
 
 def module(params: list[Any], problem: Problem) -> Any:
     """The model in flax.nnx, with these parameters."""
-    return Transformer(params, problem) if isinstance(problem, contract.transformer.Transformer) else MLP(params)
+    return Model(params, problem) if isinstance(problem, Transformer) else MLP(params)
 
 
 def stated(strategy: Any, name: str, of: str) -> Any | None:

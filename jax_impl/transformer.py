@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from contract.problem import Problem
 from contract.transformer import Attention as AttentionLayer
 from contract.transformer import Experts as ExpertsLayer
 from contract.transformer import Mlp as MlpLayer
+from contract.transformer import Transformer
 from jax_impl.blocks import causal, norm, route
 from jax_impl.model import gelu
 
@@ -40,7 +40,9 @@ NAMES: dict[type, Any] = {
 class Sublayer(nnx.Module):
     """The parameters of one layer, under their names, with a leading dim of stages in a pipeline."""
 
-    def __init__(self, layer: Any, problem: Problem):
+    gain: Any
+
+    def __init__(self, layer: Any, problem: Transformer):
         self.problem = problem
         for name, value, axes in zip(layer._fields, layer, NAMES[type(layer)], strict=True):
             stage = ("stage",) if value.ndim > len(axes) else ()
@@ -56,6 +58,11 @@ class Sublayer(nnx.Module):
 
 
 class Attention(Sublayer):
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+
     def of_normalized(self, h: Array, constrain: Constrain) -> Array:
         """q, k and v are one product: of three, some compilers sum the gradients one by one."""
         heads = self.problem.heads
@@ -69,14 +76,21 @@ class Attention(Sublayer):
 
 
 class Mlp(Sublayer):
+    up: Any
+    down: Any
+
     def of_normalized(self, h: Array, constrain: Constrain) -> Array:
         z = constrain(h @ self.up[...], "batch", "product_sequence", "up_out")
         return constrain(gelu(z), "batch", "product_sequence", "up_out") @ self.down[...]
 
 
 class Experts(Sublayer):
+    router: Any
+    up: Any
+    down: Any
+
     def of_normalized(self, h: Array, constrain: Constrain) -> Array:
-        """The einsums of GShard (Lepikhin et al., 2006.16668), with the layout stated before and after tokens travel."""
+        """The einsums of GShard (Lepikhin et al., 2006.16668), stated before and after the tokens travel."""
         slots, gates = route(h @ self.router[...], self.problem)
         given = constrain(jnp.einsum("bskec,bsd->ebcd", slots, h), None, "batch")
         given = constrain(given, "experts", "batch_of_experts")
@@ -89,10 +103,10 @@ class Experts(Sublayer):
 KINDS: dict[type, type[Sublayer]] = {AttentionLayer: Attention, MlpLayer: Mlp, ExpertsLayer: Experts}
 
 
-class Transformer(nnx.Module):
+class Model(nnx.Module):
     """The blocks on given parameters, because all implementations start from the same."""
 
-    def __init__(self, params: list[Any], problem: Problem):
+    def __init__(self, params: list[Any], problem: Transformer):
         self.layers = nnx.List([KINDS[type(layer)](layer, problem) for layer in params])
 
     def __call__(self, x: Array, constrain: Constrain = lambda x, *names: x) -> Array:

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import Phase, settings
 
 from contract import reference
-from contract.strategy import AXES, Run, RunResult
+from contract.axes import AXES
+from contract.strategy import Run, RunResult
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.torch_pool import workers
 from shardiff.ranks.verdict import WorkerError

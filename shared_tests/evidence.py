@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 
 from contract.layout import cut, layout
-from contract.share import names
 from contract.proof import prove
+from contract.share import names
 from contract.strategy import Run, RunResult
 
 

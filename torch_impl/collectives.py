@@ -160,8 +160,9 @@ class _IdentityAllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        if hasattr(x.grad_fn, "again"):  # if x can be gathered again, so can this
-            ctx.note, ctx.again = (lambda _, do=do: do(x.output_nr) for do in (x.grad_fn.note, x.grad_fn.again))
+        node: Any = x.grad_fn
+        if hasattr(node, "again"):  # if x can be gathered again, so can this
+            ctx.note, ctx.again = (lambda _, do=do: do(x.output_nr) for do in (node.note, node.again))
         return x.view_as(x)
 
     @staticmethod
@@ -236,5 +237,5 @@ def all_reduce_identity(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def all_to_all_back(x: Tensor, group: ProcessGroup, split: int, concat: int) -> Tensor:
-    """Forward: send block r of dim `split` to rank r, and concatenate what arrives along dim `concat`. Backward: back."""
+    """Forward: send block r of dim `split` to rank r, join what arrives along dim `concat`. Backward: its inverse."""
     return _AllToAllBack.apply(x, group, split, concat)  # type: ignore[no-any-return]

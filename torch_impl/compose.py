@@ -82,9 +82,7 @@ def loss(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> Tensor:
     return sums.result()
 
 
-def loss_and_grads(
-    params: list[Any], batch: Batch, mesh: Mesh, run: Run, **watched: Any
-) -> tuple[Tensor, list[Any]]:
+def loss_and_grads(params: list[Any], batch: Batch, mesh: Mesh, run: Run, **watched: Any) -> tuple[Tensor, list[Any]]:
     """The loss, and the gradients that a rank holds. watched: `observe`, `input_grad`, `kept` for a pipeline."""
     strategies = load(run)
     clear_grads(params)

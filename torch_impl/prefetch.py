@@ -31,8 +31,8 @@ class Pending(NamedTuple):
 class Scatter:
     """The gradients of one step, of whole layers as they become ready. They are summed and split after `finish`.
 
-    params: a rank's own. group: over which they are split. replicas: over which the shards are replicated; gradients are summed over these
-    after they have been scattered.
+    params: a rank's own. group: over which they are split. replicas: over which the shards are replicated; gradients
+    are summed over these after they have been scattered.
     """
 
     def __init__(self, params: list[Any], group: ProcessGroup, replicas: Sequence[ProcessGroup]) -> None:

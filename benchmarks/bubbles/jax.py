@@ -20,7 +20,8 @@ from jax.sharding import PartitionSpec as P
 from benchmarks import profile_jax
 from benchmarks.barrier_jax import barrier
 from benchmarks.documents.bubbles import Event
-from contract.strategy import Run, one_axis
+from contract.axes import one_axis
+from contract.strategy import Run
 from jax_impl import compose, train
 from jax_impl.mesh import make_mesh
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from contract.axes import one_axis
 from contract.problem import Problem
 from contract.schedule import SCHEDULES, num_chunks, unfit
-from contract.strategy import Run, one_axis
+from contract.strategy import Run
 from shardiff.system import machine
 
 PACED_SECONDS = 0.4  # a hundred times what the host needs from one pass to the next

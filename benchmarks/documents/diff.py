@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from benchmarks.documents.fields import Count, Name, Part, Result, Several, Sizes
 from benchmarks.documents.steps import Strategy, Work
+from contract.axes import parse_axes
 from contract.problem import Problem
-from contract.strategy import Run, parse_axes
+from contract.strategy import Run
 from shardiff.diff.rows import Row
 from shardiff.record import Record
 

@@ -20,7 +20,7 @@ from benchmarks.documents.fields import (
     Spread,
 )
 from benchmarks.words import counted
-from contract.strategy import ALL_AXES
+from contract.axes import ALL_AXES
 
 Strategy = Annotated[str, Meta(pattern=rf"^(?:{'|'.join(ALL_AXES)})(?: x (?:{'|'.join(ALL_AXES)}))*\Z")]
 

@@ -11,8 +11,9 @@ from typing import Any
 from benchmarks.check import KEYS, Row, described, single_device, to_json
 from benchmarks.gpu.sizes import Sizes, alone, shared
 from contract import reference
+from contract.axes import Axes
 from contract.proof import prove
-from contract.strategy import Axes, Run, RunResult
+from contract.strategy import Run, RunResult
 from shardiff.ranks.rank import report_phase, report_progress
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.verdict import WorkerError

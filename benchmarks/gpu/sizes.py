@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from contract.axes import STRATEGIES, Axes, one_axis, parse_axes
 from contract.problem import Problem
-from contract.strategy import STRATEGIES, Axes, one_axis, parse_axes
 
 DTYPES = ("float32", "bfloat16", "float64")  # in order of value
 MIB = 2**20

@@ -12,8 +12,9 @@ from benchmarks.gpu import cuda
 from benchmarks.gpu.jax_programs import arguments, compile_step, time_step, timed
 from benchmarks.gpu.rates import device_rates, step_row
 from benchmarks.gpu.sizes import Sizes
+from contract.axes import one_axis
 from contract.problem import Problem
-from contract.strategy import Run, one_axis
+from contract.strategy import Run
 from shardiff.ranks.jax_devices import devices, prepare
 
 DTYPES = ("bfloat16", "float32")

@@ -13,8 +13,9 @@ from torch import Tensor
 from benchmarks.gpu import cuda
 from benchmarks.gpu.rates import device_rates, step_row
 from benchmarks.gpu.sizes import Sizes
+from contract.axes import one_axis
 from contract.problem import Batch, Layer, Problem
-from contract.strategy import Run, one_axis
+from contract.strategy import Run
 from torch_impl import train
 from torch_impl.compose import loss_and_grads
 from torch_impl.mesh import Mesh

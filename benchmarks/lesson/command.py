@@ -45,8 +45,8 @@ def lesson(
     from benchmarks.lesson import view
     from benchmarks.lesson.made import make
     from benchmarks.lesson.picture import picture as draw
+    from contract.axes import one_axis, parse_axes
     from contract.problem import Problem
-    from contract.strategy import one_axis, parse_axes
     from shardiff.system import environment, memory
     from shardiff.system.files import check_path, write
 

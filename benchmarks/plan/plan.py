@@ -10,10 +10,11 @@ from typing import Any
 
 from benchmarks.documents.collectives import OPS, Collectives
 from benchmarks.documents.results_io import parse_as
+from contract.axes import STRATEGIES, parse_axes
 from contract.planner.crossings import Crossing, over_batch, over_links, sensitivity, slow_level
 from contract.planner.predict import STATED_ERROR, Prediction, predict, total
 from contract.planner.search import Asked, Candidate, Ranking, candidates, pipelines, ranked, uncollected
-from contract.strategy import STRATEGIES, Run, parse_axes
+from contract.strategy import Run
 from shardiff import devices
 from shardiff.cost import Measured
 from shardiff.devices import Machine

@@ -18,8 +18,9 @@ from typing import Any
 import psutil
 
 from benchmarks.documents.results_io import SCHEMA, read_file, same_origin
+from contract.axes import CORE, STRATEGIES
 from contract.problem import Problem
-from contract.strategy import CORE, STRATEGIES, Run
+from contract.strategy import Run
 from shardiff.system import machine
 from shardiff.system.files import keeper
 

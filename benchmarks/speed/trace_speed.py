@@ -20,8 +20,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.documents.figures import over_ranks
+from contract.axes import one_axis
 from contract.problem import Problem
-from contract.strategy import Run, one_axis
+from contract.strategy import Run
 from shardiff.ranks.torch_pool import workers
 from shardiff.tracing.process import writer
 from shardiff.tracing.tracer import capture

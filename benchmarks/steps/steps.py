@@ -30,8 +30,9 @@ from typing import Any
 from benchmarks import turns
 from benchmarks.documents import resume
 from benchmarks.steps.numbers import IMPLEMENTATIONS, METHOD, Samples, disagreements, peers_of, rates, ratios, rows
+from contract.axes import STRATEGIES, one_axis, parse_axes
 from contract.problem import Problem
-from contract.strategy import STRATEGIES, Run, one_axis, parse_axes
+from contract.strategy import Run
 from shardiff.system import machine
 
 DEFAULT_STRATEGIES = ("single_device", *(name for name in STRATEGIES if name != "zero2"))  # whose peers are context

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from contract import strategies
+from contract.axes import Axis
 from contract.layout import held_by, share
 from contract.messages import programs
 from contract.planner.buckets import Buckets
@@ -45,7 +46,7 @@ from contract.planner.instructions import (
 from contract.planner.work import seconds, update_bytes
 from contract.problem import BYTES
 from contract.share import Part, Pass, Sent
-from contract.strategy import Axis, Run
+from contract.strategy import Run
 from shardiff.devices import Device
 
 Kind = tuple[int, int]  # of passes: their rows, and their first layer

@@ -1,6 +1,6 @@
 """All meshes of a machine, ranked by the time of a step.
 
-A mesh is every way to write the number of devices as a product over the axes of `contract.strategy.USUAL`, in every
+A mesh is every way to write the number of devices as a product over the axes of `contract.axes.USUAL`, in every
 order of the axes that puts their groups on other hosts. Simulating all of them would take minutes for a thousand
 devices, so every mesh first gets a lower bound: its compute and what it must wait for at once, on links that nobody
 disturbs. Meshes are simulated in the order of their bounds until no bound is below the last time that is asked for.
@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import permutations, product
 
+from contract.axes import AXES, USUAL, Axes, Axis
 from contract.planner.bounds import Stage, replayed, rough, stage_of, stages_of
 from contract.planner.places import Placement, placement, spread
 from contract.planner.predict import Prediction, most_memory, predict, total
 from contract.problem import Problem
-from contract.strategy import AXES, USUAL, Axes, Axis, Run
+from contract.strategy import Run
 from shardiff.cost import Network
 from shardiff.devices import Machine
 

@@ -56,7 +56,9 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     for one in share.passes:
         for i, part in reversed(list(enumerate(share.parts_of(one)[::each]))):
             if i or one.input_grad or blocks:
-                yield Sent("all_reduce", share.activation(one), "backward", f"gradient of the input of layer {part.layer}")
+                yield Sent(
+                    "all_reduce", share.activation(one), "backward", f"gradient of the input of layer {part.layer}"
+                )
     for part in reversed(share.used):
         for name, elements in share.tensors(part):
             if name.startswith("router"):

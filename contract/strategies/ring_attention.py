@@ -1,8 +1,8 @@
 """Ring attention (Liu et al., 2310.01889): the sequence is split, and keys and values go around a ring.
 
 Forward: n - 1 permutes of K and V, 2 B S / n D e bytes each, in every attention. Backward: the same again, and n
-permutes of dK and dV, as large, which go around with them and come home. A rank has two pieces of the sequence, an early
-and a late one, so that causal attention is as much work for every rank (zigzag). The parameters are replicated:
+permutes of dK and dV, as large, which go around with them and come home. A rank has two pieces of the sequence, an
+early and a late one, so that causal attention is as much work for every rank (zigzag). The parameters are replicated:
 all_reduce of every gradient, once per step.
 """
 

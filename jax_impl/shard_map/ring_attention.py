@@ -54,8 +54,8 @@ def attend(q: Array, k: Array, v: Array) -> Array:
         seen = (jnp.where(earlier, a, b) for a, b in ((early, late), (k0, k1), (v0, v1)))
         part = attend_to(*seen, causal=False)
         of_first, of_second = joined(first, part), joined(second, part)
-        first = tuple(jnp.where(earlier, a, b) for a, b in zip(of_first, first, strict=True))
-        second = tuple(jnp.where(earlier, a, b) for a, b in zip(second, of_second, strict=True))
+        first = jnp.where(earlier, of_first[0], first[0]), jnp.where(earlier, of_first[1], first[1])
+        second = jnp.where(earlier, second[0], of_second[0]), jnp.where(earlier, second[1], of_second[1])
     return jnp.concatenate((first[0], second[0]), axis=1).astype(q.dtype)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from benchmarks import diff_strategies as diffing
 from contract import cost
+from contract.axes import one_axis
 from contract.problem import Problem
-from contract.strategy import Run, one_axis
+from contract.strategy import Run
 
 MACHINE = {
     "os": "Linux-1.2",

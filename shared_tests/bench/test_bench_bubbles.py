@@ -12,10 +12,11 @@ from benchmarks.bubbles import bubbles, picture, timeline, view
 from benchmarks.bubbles.plan import plan
 from benchmarks.documents.bubbles import Bubbles, Event
 from benchmarks.documents.results_io import parse_as
+from contract.axes import one_axis
 from contract.problem import Problem
 from contract.schedule import SCHEDULES, Action, actions, gpipe, make
 from contract.schedule_time import bubble_fraction, closed_form
-from contract.strategy import Run, one_axis
+from contract.strategy import Run
 from shared_tests.bench.pools import shared
 
 SMALL = Problem(batch=8, width=16, layers=4)

@@ -17,7 +17,7 @@ from benchmarks.gpu import command, proofs, run, sizes, suite, wheels
 from benchmarks.gpu.parts import PARTS, WAVES, Part
 from benchmarks.report import compare, report, sections
 from contract import reference
-from contract.strategy import STRATEGIES
+from contract.axes import STRATEGIES
 from shardiff.ranks.verdict import WorkerError
 from shardiff.system.files import write
 from shared_tests.bench import gpu_documents as made_up

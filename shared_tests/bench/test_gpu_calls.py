@@ -178,9 +178,10 @@ def test_jax_has_the_mock_topology():
 
 
 def test_programs_that_differ_are_said_to():
+    from contract.axes import one_axis
     from contract.cost import communication
     from contract.problem import Problem
-    from contract.strategy import Run, one_axis
+    from contract.strategy import Run
 
     records = communication(Run("torch", one_axis("data_parallel", 4), Problem(8, 16, 2)))
     assert programs.differences(records, records) == []

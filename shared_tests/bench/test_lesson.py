@@ -10,8 +10,9 @@ import pytest
 from benchmarks.lesson import lesson as lessons
 from benchmarks.lesson import view
 from benchmarks.lesson.picture import picture, rows
+from contract.axes import STRATEGIES, one_axis, parse_axes
 from contract.problem import Problem
-from contract.strategy import STRATEGIES, Run, one_axis, parse_axes
+from contract.strategy import Run
 from shardiff.cli import main as cli
 
 ROOT = Path(__file__).parents[2]

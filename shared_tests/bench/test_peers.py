@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.steps.numbers import peers_of
+from contract.axes import parse_axes
 from contract.memory import memory
 from contract.problem import Problem
-from contract.strategy import Run, parse_axes
+from contract.strategy import Run
 from shared_tests.bench.pools import shared
 
 SMALL = Problem(batch=8, width=16, layers=4, dtype="float64")

@@ -20,9 +20,10 @@ from benchmarks.plan.prove import calibrate
 from benchmarks.plan.prove.campaign import Campaign, measured
 from benchmarks.plan.prove.steps import Measured, Paced
 from benchmarks.plan.prove.summary import crossing, summary
+from contract.axes import parse_axes
 from contract.planner.predict import seconds_of
 from contract.problem import Problem
-from contract.strategy import Run, parse_axes
+from contract.strategy import Run
 from shardiff.cli import main as cli
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from itertools import product
 
 from benchmarks import diff as diff_command
 from benchmarks.speed import diff_speed, hlo_speed
-from contract.strategy import CORE
+from contract.axes import CORE
 from shardiff.cli import main as cli
 from shardiff.hlo import read, read_file
 

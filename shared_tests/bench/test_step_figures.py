@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks.documents import figures
 from benchmarks.steps import numbers as steps_numbers
+from contract.axes import one_axis
 from contract.problem import Problem
-from contract.strategy import Run, one_axis
+from contract.strategy import Run
 
 SMALL = Problem(batch=8, width=16, layers=4)
 

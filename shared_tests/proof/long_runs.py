@@ -29,9 +29,10 @@ from rich.console import Console
 from rich.table import Table
 
 from contract import proof, reference
+from contract.axes import AXES, one_axis
 from contract.optimizer import AdamW
 from contract.problem import Problem
-from contract.strategy import AXES, IMPLEMENTATIONS, Run, RunResult, one_axis
+from contract.strategy import IMPLEMENTATIONS, Run, RunResult
 from shardiff.ranks import jax_devices as devices
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.torch_pool import workers

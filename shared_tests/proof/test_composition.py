@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from contract import cost
+from contract.axes import parse_axes
 from contract.layout import layout
 from contract.memory import memory
 from contract.optimizer import OPTIMIZERS
 from contract.problem import Problem
-from contract.strategy import IMPLEMENTATIONS, Run, parse_axes
+from contract.strategy import IMPLEMENTATIONS, Run
 from jax_impl.compiled import compile_all
 from shardiff import hlo
 from shardiff.compiling.hardware import parse

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from contract.axes import AXES, STRATEGIES, one_axis
 from contract.cost import communication
 from contract.problem import BYTES, DTYPES, Problem
-from contract.strategy import AXES, IMPLEMENTATIONS, STRATEGIES, Run, one_axis
+from contract.strategy import IMPLEMENTATIONS, Run
 from shardiff.record import Executions, totals
 
 B, D, L, N, M = 12, 8, 4, 4, 3

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract import proof
+from contract.axes import AXES, STRATEGIES, one_axis
 from contract.optimizer import OPTIMIZERS
 from contract.problem import DTYPES, Problem
-from contract.strategy import AXES, IMPLEMENTATIONS, STRATEGIES, Run, one_axis
+from contract.strategy import IMPLEMENTATIONS, Run
 from shared_tests import evidence
 from shared_tests.on_ranks import loss_alone, train_with_buckets
 

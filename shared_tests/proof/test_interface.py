@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import contract.strategy
-from contract.strategy import AXES, IMPLEMENTATIONS, STRATEGIES
+from contract.axes import AXES, STRATEGIES
+from contract.strategy import IMPLEMENTATIONS
 from shared_tests.definitions import DEFINITIONS, ROOTED, WITH_DIM
 
 SIDES = {"torch": "torch_impl.explicit", "shard_map": "jax_impl.shard_map", "annotated": "jax_impl.annotated"}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from contract.axes import AXES, STRATEGIES, one_axis, parse_axes
 from contract.layout import cut, layout, merge, owned
-from contract.share import names
 from contract.problem import Layer, Problem
-from contract.strategy import AXES, STRATEGIES, Run, one_axis, parse_axes
+from contract.share import names
+from contract.strategy import Run
 
 CASES = [
     Run("torch", one_axis(strategy, degree), Problem(batch=8, width=8, layers=layers), microbatches=1)
@@ -94,7 +95,9 @@ def test_what_zero_splits_by_rows(strategy, split):
 def test_the_deeper_strategy_cuts_first_whatever_its_place_in_the_mesh():
     for mesh in ("fsdp=2,tp=2", "tp=2,fsdp=2"):
         run = Run("torch", parse_axes(mesh), Problem(batch=8, width=8, layers=2))
-        held = [layout(run)[2 if mesh.startswith("fsdp") else 1][i].cuts.w for i in (0, 1)]  # second of fsdp, first of tp
+        held = [
+            layout(run)[2 if mesh.startswith("fsdp") else 1][i].cuts.w for i in (0, 1)
+        ]  # second of fsdp, first of tp
         assert held == [(slice(4, 8), slice(0, 4)), (slice(2, 4), slice(None))], mesh
 
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from contract.axes import AXES, one_axis
 from contract.layout import cut, layout
 from contract.memory import memory
 from contract.problem import BYTES, DTYPES, Problem
-from contract.strategy import AXES, IMPLEMENTATIONS, Run, one_axis
+from contract.strategy import IMPLEMENTATIONS, Run
 
 SMALL = Problem(batch=8, width=16, layers=4)
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from contract import cost
+from contract.axes import parse_axes
 from contract.layout import merge
 from contract.memory import memory
 from contract.problem import Problem
 from contract.schedule import SCHEDULES, unfit
-from contract.strategy import Run, parse_axes
+from contract.strategy import Run
 from shardiff.tracing.merge import merge as merge_calls
 from shared_tests import on_ranks
 from shared_tests.proof.test_composition import told

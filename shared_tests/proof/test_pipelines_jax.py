@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from contract import cost
+from contract.axes import parse_axes
 from contract.layout import merge
 from contract.problem import Problem
-from contract.strategy import Run, parse_axes
+from contract.strategy import Run
 from jax_impl import compose, specs, train
 from jax_impl.mesh import make_mesh
 from shardiff import hlo

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from contract import cost
+from contract.axes import USUAL, parse_axes
 from contract.planner import crossings, search
 from contract.planner.bounds import replayed, rough, stage_of, stages_of
 from contract.planner.instructions import Begin, Compute, End, Post, Receive, Send
@@ -19,7 +20,7 @@ from contract.planner.simulate import Stuck, simulate
 from contract.problem import Problem
 from contract.schedule import SCHEDULES, Action, make
 from contract.schedule_time import play
-from contract.strategy import USUAL, Run, parse_axes
+from contract.strategy import Run
 from shardiff.cost import Group, Link, Network
 from shardiff.devices import Device, Machine
 

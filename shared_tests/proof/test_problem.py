@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract import reference
+from contract.axes import AXES, one_axis
 from contract.problem import DTYPES, Batch, Problem, pad_batch, split_microbatches, split_sizes, split_slices
-from contract.strategy import AXES, Run, one_axis
+from contract.strategy import Run
 
 SMALL = Problem(batch=10, width=8, layers=4)
 

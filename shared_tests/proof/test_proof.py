@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract import reference
+from contract.axes import STRATEGIES, one_axis
 from contract.layout import cut, layout
-from contract.share import names
 from contract.problem import BYTES, DTYPES, Layer, Problem
 from contract.proof import BFLOAT16_ROUNDOFF, CLAIMS, LIMITS, SCALARS, distances, error, limits, prove, scalar_error
-from contract.strategy import STRATEGIES, Run, RunResult, Shard, one_axis
+from contract.share import names
+from contract.strategy import Run, RunResult, Shard
 
 SMALL = Problem(batch=6, width=8, layers=4)
 

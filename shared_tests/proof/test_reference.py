@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from contract import blocks, reference
+from contract.axes import STRATEGIES, one_axis
 from contract.optimizer import SLOTS, AdamW, Sgd, adamw_update, sgd_update
 from contract.problem import Layer, Problem
-from contract.strategy import STRATEGIES, Run, one_axis
+from contract.strategy import Run
 
 SMALL = Problem(batch=3, width=4, layers=3)
 

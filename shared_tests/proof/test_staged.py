@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu.proofs import run_torch
+from contract.axes import STRATEGIES, one_axis, parse_axes
 from contract.problem import Problem
 from contract.proof import prove
-from contract.strategy import STRATEGIES, Run, one_axis, parse_axes
+from contract.strategy import Run
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.torch_pool import workers
 from shared_tests import on_ranks

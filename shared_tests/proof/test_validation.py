@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.axes import AXES, one_axis
 from contract.layout import layout
 from contract.problem import DTYPES, Problem
-from contract.strategy import AXES, IMPLEMENTATIONS, Run, impossible, one_axis
+from contract.strategy import IMPLEMENTATIONS, Run, impossible
 
 REFUSED = [
     ({"implementation": "tf"}, "unknown implementation 'tf'; known: torch, shard_map, annotated"),

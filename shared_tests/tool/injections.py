@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from contract.strategy import STRATEGIES
+from contract.axes import STRATEGIES
 from shared_tests.meta.leftovers import shm, unused
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import memory_limit
+from contract.axes import STRATEGIES, one_axis
 from contract.problem import Problem
-from contract.strategy import STRATEGIES, Run, one_axis
+from contract.strategy import Run
 from shardiff.cli import main as cli
 from shardiff.system import machine, memory
 from shared_tests.tool.answers import say

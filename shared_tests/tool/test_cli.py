@@ -15,10 +15,11 @@ import pytest
 from rich.console import Console
 
 from benchmarks import check, check_view
+from contract.axes import AXES, STRATEGIES, one_axis
 from contract.optimizer import OPTIMIZERS
 from contract.problem import DTYPES, Problem
 from contract.proof import prove
-from contract.strategy import AXES, DEVICES, IMPLEMENTATIONS, STRATEGIES, one_axis
+from contract.strategy import DEVICES, IMPLEMENTATIONS
 from shardiff.cli import main as cli
 from shared_tests.proof.test_proof import ideal
 

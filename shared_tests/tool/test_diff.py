@@ -13,8 +13,9 @@ from io import StringIO
 import pytest
 
 from contract import cost
+from contract.axes import AXES, STRATEGIES, one_axis
 from contract.problem import Problem
-from contract.strategy import AXES, STRATEGIES, Run, one_axis
+from contract.strategy import Run
 from jax_impl import compiled as targets
 from shardiff import hlo
 from shardiff.cli import main as cli

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.report import run as report_run
-from contract.strategy import STRATEGIES
+from contract.axes import STRATEGIES
 from shardiff.cli import main as cli
 from shared_tests.tool.injections import (
     COMMANDS,

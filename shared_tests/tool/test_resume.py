@@ -12,8 +12,8 @@ from benchmarks.bubbles.plan import plan as plan_bubbles
 from benchmarks.collectives import collectives
 from benchmarks.documents import results_io, resume
 from benchmarks.steps import steps
+from contract.axes import STRATEGIES
 from contract.problem import Problem
-from contract.strategy import STRATEGIES
 from shardiff.system import files, machine
 from shared_tests.bench.report_documents import MACHINE
 from shared_tests.tool.answers import say

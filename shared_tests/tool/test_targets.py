@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import pytest
 
+from contract.axes import AXES, STRATEGIES, one_axis
 from contract.problem import Problem
-from contract.strategy import AXES, STRATEGIES, Run, one_axis
+from contract.strategy import Run
 from jax_impl import train
 from jax_impl.compiled import Compiled, compile, compile_all
 from jax_impl.mesh import make_mesh
@@ -242,7 +243,8 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(capfd, monkeypatch):
 def test_nothing_that_compilers_log_reaches_the_screen():
     code = """
 from contract.problem import Problem
-from contract.strategy import Run, one_axis
+from contract.axes import one_axis
+from contract.strategy import Run
 from jax_impl.compiled import compile
 from shardiff.compiling.hardware import has_compiler, parse
 for text in ("v5e:2x4", "h100:8", "cpu:8"):

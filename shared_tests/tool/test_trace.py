@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from contract import cost
+from contract.axes import AXES, CORE, STRATEGIES, one_axis
 from contract.problem import Problem
-from contract.strategy import AXES, CORE, STRATEGIES, Run, one_axis
+from contract.strategy import Run
 from shardiff.ranks.supervisor import Workers
 from shardiff.record import Record, totals
 from shardiff.tracing.calls import Call

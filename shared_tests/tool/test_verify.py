@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from contract.axes import STRATEGIES, one_axis
 from contract.problem import Problem
-from contract.strategy import STRATEGIES, Run, one_axis
+from contract.strategy import Run
 from shardiff.ranks.supervisor import Workers
 from shardiff.tracing.calls import Call
 from shardiff.tracing.link import Link, Server, StoppedError, serve

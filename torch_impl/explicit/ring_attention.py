@@ -84,7 +84,8 @@ class _Ring(torch.autograd.Function):
         for source, kv in around(torch.stack((k, v)), group):
             of_source = kv.chunk(2, dim=2)
             for i, j, causal in visible(group.rank(), source):
-                parts[i] = joined(parts[i], attend_to(pieces[i], *of_source[j], causal))
+                k_j, v_j = of_source[j].unbind()
+                parts[i] = joined(parts[i], attend_to(pieces[i], k_j, v_j, causal))
         outs, sums = zip(*(part for part in parts if part is not None), strict=True)
         out = torch.cat(outs, dim=1)
         ctx.group = group
@@ -101,7 +102,8 @@ class _Ring(torch.autograd.Function):
         for source, kv in around(torch.stack((k, v)), group):
             mine = wide(torch.zeros_like(kv))
             for i, j, causal in visible(group.rank(), source):
-                dqi, dkvj = attend_back(*(of[i] for of in of_queries), *kv.chunk(2, dim=2)[j], causal)
+                (q_i, dout_i, sums_i, weighted_i), (k_j, v_j) = (of[i] for of in of_queries), kv.chunk(2, dim=2)[j]
+                dqi, dkvj = attend_back(q_i, dout_i, sums_i, weighted_i, k_j, v_j, causal)
                 dq.chunk(2, dim=1)[i].add_(dqi)
                 mine.chunk(2, dim=2)[j].add_(dkvj)
             for work in works:

@@ -33,8 +33,11 @@ def split_batch(batch: Batch, mesh: Mesh) -> Batch:
 
 def weights(layer: Any, mesh: Mesh) -> Any:
     """Backward: dgain[D] = AllReduce_tp(dgain[D]{U_tp}), and so the router's. Everything else is used as it is."""
-    summed = {name: identity_all_reduce(getattr(layer, name), mesh.group(AXIS)) for name in ("gain", "router")
-              if name in layer._fields}
+    summed = {
+        name: identity_all_reduce(getattr(layer, name), mesh.group(AXIS))
+        for name in ("gain", "router")
+        if name in layer._fields
+    }
     return layer._replace(**summed)
 
 

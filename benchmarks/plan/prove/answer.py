@@ -13,8 +13,8 @@ from benchmarks.lab.namespaces import Shape
 from benchmarks.plan.plan import rate_of
 from benchmarks.plan.prove import view
 from benchmarks.plan.prove.campaign import Campaign, prove
+from contract.axes import parse_axes
 from contract.problem import Problem
-from contract.strategy import parse_axes
 
 MOST_RANKS = 16
 

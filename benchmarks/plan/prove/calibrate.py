@@ -13,9 +13,10 @@ from typing import Any
 from benchmarks.lab.lab import Lab
 from benchmarks.lab.namespaces import GOODPUT, Shape, burst_of
 from benchmarks.plan.prove.steps import Paced
+from contract.axes import one_axis
 from contract.planner.predict import predict
 from contract.problem import Problem
-from contract.strategy import Run, one_axis
+from contract.strategy import Run
 from shardiff.cost import Link, Measured, Network
 from shardiff.devices import Device, Machine
 from shardiff.record import wire_factor

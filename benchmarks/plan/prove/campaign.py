@@ -18,12 +18,13 @@ from benchmarks.plan.prove import calibrate
 from benchmarks.plan.prove.steps import Measured, Paced
 from benchmarks.plan.prove.summary import summary
 from contract import reference
+from contract.axes import USUAL, Axis
 from contract.planner.instructions import Begin, Send
 from contract.planner.predict import Prediction, predict
 from contract.planner.program import step
 from contract.planner.search import factored
 from contract.problem import Problem
-from contract.strategy import USUAL, Axis, Run
+from contract.strategy import Run
 from shardiff.record import wire_factor
 from shardiff.system import machine as here
 

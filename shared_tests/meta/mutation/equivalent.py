@@ -25,9 +25,7 @@ EQUIVALENT = (
     Equivalent("contract.layout.merge", r"np\.full\(.*None, dtype\)", "every element is written, whatever stood there"),
     Equivalent("contract.layout.merge", r"^\s*break$", "no layout gives a rank b but not w"),
     Equivalent("contract.reference._update", r"XXparamsXX|PARAMS", "a name that only counts as one more"),
-    Equivalent(
-        "contract.blocks.normal_cdf", r"np\.fromiter", "fromiter finds out the length; float64 is its default"
-    ),
+    Equivalent("contract.blocks.normal_cdf", r"np\.fromiter", "fromiter finds out the length; float64 is its default"),
     Equivalent(
         "shardiff.hlo.decode", r"encode\(.utf-8., (.XXreplaceXX.|.REPLACE.)?\)", "what was decoded can be encoded"
     ),

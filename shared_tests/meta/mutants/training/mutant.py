@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from contract.axes import one_axis, parse_axes
 from contract.problem import Problem
-from contract.strategy import Run, one_axis, parse_axes
+from contract.strategy import Run
 from shared_tests.edited import Edit
 
 # Claims of contract.proof and of the shards, and two ways to end without a result.
