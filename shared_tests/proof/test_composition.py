@@ -62,7 +62,10 @@ def each(runs: Sequence[Run]):
 
 
 RUNS = [make("torch", axes, optimizer=name) for axes in (*PAIRS, *TRIPLES) for name in OPTIMIZERS]
-RUNS += [make("torch", axes) for axes in (*OTHER_ORDERS, *ZERO, parse_axes("dp=2,fsdp=2,tp=2"))]
+RUNS += [
+    make("torch", axes)
+    for axes in (*OTHER_ORDERS, *ZERO, parse_axes("dp=2,fsdp=2,tp=2"), parse_axes("dp=2,pp=2,fsdp=2"))
+]
 RUNS += [make("torch", axes, overlap=False) for axes in (*PAIRS, *TRIPLES) if axes[0].name in ("dp", "fsdp")]
 RUNS += [
     make(side, axes, optimizer=OPTIMIZERS[(i + side_number) % 2], steps=1)
