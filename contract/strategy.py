@@ -234,10 +234,8 @@ def impossible(run: Run) -> str | None:
         strategy = strategies.of(axis.strategy)
         heads = problem.heads // run.size_of("tp") if isinstance(problem, Transformer) else 1
         pairs = [pair for part in parts for pair in zip(part.cuts, problem.shape(part.layer), strict=True)]
-        shortest = min(length(cut[0], shape[0]) for cut, shape in pairs)
-        asked = Asked(
-            problem, run.microbatches, rows, unit, shortest, run.schedule, run.chunks, problem.sequence, heads
-        )
+        heights = frozenset(length(cut[0], shape[0]) for cut, shape in pairs)
+        asked = Asked(problem, run.microbatches, rows, unit, heights, run.schedule, run.chunks, problem.sequence, heads)
         if flaw := strategy.refusal(asked, axis.size):
             return flaw
         parts = strategy.cut(parts, problem, axis.size, 0, unit)

@@ -7,6 +7,7 @@ pass.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -82,7 +83,7 @@ class Transformer(Problem):
     @property
     def capacity(self) -> int:
         """The most tokens of one sequence that an expert takes (GShard, Lepikhin et al., 2006.16668, section 2.2)."""
-        return max(1, int(self.capacity_factor * self.top_k * self.sequence / self.experts))
+        return max(1, int(min(self.sequence, self.capacity_factor * self.top_k * self.sequence / self.experts)))
 
     def shape(self, layer: int) -> Any:
         """The shapes of one layer's parameters: attention, and then the MLP or the experts, of every block."""
@@ -119,6 +120,6 @@ class Transformer(Problem):
             return f"experts must be at least 0, got {self.experts}"
         if self.experts and self.top_k > self.experts:
             return f"a token cannot go to {self.top_k} of {self.experts} experts"
-        if not self.capacity_factor > 0:
-            return f"capacity-factor must be more than 0, got {self.capacity_factor:g}"
+        if not 0 < self.capacity_factor < math.inf:
+            return f"capacity-factor must be finite and more than 0, got {self.capacity_factor:g}"
         return None
