@@ -59,7 +59,7 @@ def one_axis(strategy: str, size: int) -> Axes:
 
 
 def parse_axes(mesh: str, strategies: tuple[str, ...] = ()) -> Axes:
-    """The axes of a mesh such as `dp=2,tp=4`. strategies: for axes that should not have their usual one (see USUAL).
+    """The axes of a mesh such as `dp=2,tp=4`. strategies: for axes that should not have their usual one (ALL_USUAL).
 
     Raises ValueError with one line that says what is wrong and what would be right.
     """
