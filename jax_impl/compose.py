@@ -70,7 +70,7 @@ def loss_and_grads(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> tup
 def model_of(strategies: Strategies, run: Run) -> Callable[..., Array]:
     """The function of (layers, x) that computes the model, with what the strategies communicate inside it."""
     if isinstance(run.problem, Transformer):
-        return Blocks(run.problem, strategies, run.recompute)
+        return Blocks(run.problem, tuple(strategies), run.recompute)
     return next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
 
 

@@ -155,7 +155,7 @@ class Sums:
 def model_of(strategies: Strategies, run: Run) -> Callable[..., Tensor]:
     """The function of (layers, x, mesh) that computes the model, with what the strategies communicate inside it."""
     if isinstance(run.problem, Transformer):
-        return Blocks(run.problem, strategies, run.recompute)
+        return Blocks(run.problem, tuple(strategies), run.recompute)
     return next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
 
 

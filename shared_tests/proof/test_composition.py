@@ -131,7 +131,7 @@ def test_a_rank_holds_the_parts_of_all_its_axes():
     run = make("torch", parse_axes("dp=2,pp=2,tp=2"))
     first, last = layout(run)[0], layout(run)[7]
     assert [part.layer for part in first] == [0, 1, 2, 3] and [part.layer for part in last] == [4, 5, 6, 7]
-    assert first[0].w == (slice(None), slice(0, 4)) and last[1].w == (slice(4, 8), slice(None))
+    assert first[0].cuts.w == (slice(None), slice(0, 4)) and last[1].cuts.w == (slice(4, 8), slice(None))
     assert layout(run)[0] == layout(run)[4], "replicas over dp"
 
 
