@@ -13,6 +13,11 @@ changes nothing:
     own(layer, mesh)                what this rank updates of a layer's parameters or gradients
     whole(layer, mesh)              a layer's parameters, made from what every rank has updated
     forward(params, x, mesh)        what the layers compute, for a strategy that cuts inside a layer
+    enter(x, mesh)                  in a block of a transformer: the normalized input of a layer
+    leave(y, mesh)                  the output of a layer, before it is added to the residual stream
+    attend(q, k, v, local, mesh)    attention; local: of queries to keys that are on one rank
+    dispatch(h, mesh)               tokens on their way to the experts
+    combine(h, mesh)                what the experts make of them, on its way back
     execute(...)                    the order of execution, for a strategy that runs layers on different ranks
     total(share, mesh)              sums this axis's shares of the loss
 
