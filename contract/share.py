@@ -87,13 +87,6 @@ class Pass(NamedTuple):
     parts: tuple[Part, ...] | None = None
 
 
-class Kept(NamedTuple):
-    """Elements per row that one layer keeps for its backward pass: its input, and its pre-activation."""
-
-    input: float
-    preactivation: float
-
-
 class Sent(NamedTuple):
     """One collective of a group. elements: of its payload. dtype: None stands for the problem's.
 

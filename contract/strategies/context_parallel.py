@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from contract.kept import Kept, split
 from contract.problem import Problem
-from contract.share import Asked, Kept, Part, Sent, Share, attentions, heads_of, uneven_sequence
+from contract.share import Asked, Part, Sent, Share, attentions, heads_of, uneven_sequence
 
 AXIS = "cp"
 UNIT = 2
@@ -45,6 +46,6 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
             yield Sent("all_reduce", elements, "backward", f"gradient of {name}")
 
 
-def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
-    """For each of its tokens a rank keeps what a single device keeps."""
-    return [Kept(layer.input / n, layer.preactivation / n) for layer in layers], residual / n
+def kept(tensors: Sequence[Kept], n: int) -> list[Kept]:
+    """For each of its tokens a rank keeps what a single device keeps, but the keys and values of all tokens."""
+    return split(tensors, ("sequence", "product_sequence", "attend_sequence"), n)

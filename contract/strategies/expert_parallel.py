@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from contract.kept import Kept
 from contract.problem import Problem, split_sizes
-from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow_dims
+from contract.share import HELD, Asked, Part, Sent, Share, narrow_dims
 from contract.transformer import EXPERT_DIMS, Experts, Transformer
 
 AXIS = "ep"
@@ -59,6 +60,6 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
                 yield Sent("all_reduce", elements, "backward", f"gradient of {name}")
 
 
-def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
+def kept(tensors: Sequence[Kept], n: int) -> list[Kept]:
     """A rank's experts have as many tokens of all ranks as all experts have of the rank's own."""
-    return list(layers), residual
+    return list(tensors)

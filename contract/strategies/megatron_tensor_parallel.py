@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from contract.kept import Kept, split
 from contract.problem import Layer, Problem
-from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow_dims, uneven_heads
+from contract.share import HELD, Asked, Part, Sent, Share, narrow_dims, uneven_heads
 from contract.transformer import TENSOR_DIMS, Transformer
 
 AXIS = "tp"
@@ -65,9 +66,6 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
                 yield Sent("all_reduce", elements, "backward", f"gradient of {name}")
 
 
-def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
-    """The first pre-activation of a pair and the activation within it are split. Everything else is whole."""
-    return [
-        Kept(layer.input / n, layer.preactivation) if i % 2 else Kept(layer.input, layer.preactivation / n)
-        for i, layer in enumerate(layers)
-    ], residual
+def kept(tensors: Sequence[Kept], n: int) -> list[Kept]:
+    """What is within a pair is split: pre-activation and activation; in a block, heads and the features of its MLP."""
+    return split(tensors, ("up_out", "down_in", "heads", "attend_heads"), n)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from contract.kept import Kept, split
 from contract.problem import Problem
-from contract.share import Asked, Kept, Part, Sent, Share, attentions, heads_of, uneven_sequence
+from contract.share import Asked, Part, Sent, Share, attentions, heads_of, uneven_sequence
 
 AXIS = "cp"
 UNIT = 2
@@ -54,6 +55,10 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
             yield Sent("all_reduce", elements, "backward", f"gradient of {name}")
 
 
-def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
-    """For each of its tokens a rank keeps what a single device keeps."""
-    return [Kept(layer.input / n, layer.preactivation / n) for layer in layers], residual / n
+def kept(tensors: Sequence[Kept], n: int) -> list[Kept]:
+    """A rank keeps its tokens; of its probabilities the logarithms of their sums, and a wide output beside a narrow."""
+    mine = split(tensors, ("sequence", "product_sequence", "attend_sequence", "keys"), n)
+    scores, rest = ([t for t in mine if (t.role == "scores") == of_scores] for of_scores in (True, False))
+    sums = [t._replace(role="", dims=t.dims[:2]) for t in scores if t.size >= 4]
+    queries = [t for t in rest if t.role == "attended"][:1]
+    return [*rest, *sums, *(queries[0]._replace(role="", size=4) for t in scores if t.size < 4)]

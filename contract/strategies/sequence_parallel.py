@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from contract.kept import Kept, split
 from contract.problem import Problem
-from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow_dims, uneven_heads
+from contract.share import HELD, Asked, Part, Sent, Share, narrow_dims, uneven_heads
 from contract.transformer import TENSOR_DIMS
 
 AXIS = "tp"
@@ -51,6 +52,6 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
                 yield Sent("all_reduce", elements, "backward", f"gradient of {name}")
 
 
-def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
+def kept(tensors: Sequence[Kept], n: int) -> list[Kept]:
     """A rank keeps its heads, its features, and its part of the residual stream; the input of a product is whole."""
-    return [Kept(layer.input / n, layer.preactivation / n) for layer in layers], residual / n
+    return split(tensors, ("sequence", "heads", "attend_heads", "up_out"), n)
