@@ -88,7 +88,10 @@ def share(run: Run, rank: int) -> Share:
     for axis in reversed(run.nested):
         rows = strategies.of(axis.strategy).rows(rows, axis.size)[at[axis.name]]
     features = kept(run, (of_output(run.problem),))[0].elements
-    program, used = (run.implementation, run.gathered_again), tuple(held_by(run, rank, "use"))
+    program, used = (
+        (run.implementation, run.gathered_again and run.recompute != "block"),
+        tuple(held_by(run, rank, "use")),
+    )
     if "pipeline_parallel" not in run.strategies:
         return Share(run.problem, *held, (Pass(rows),), (rows,), features, *program, sequence=tokens_of(run), used=used)
     stages, schedule = run.size("pipeline_parallel"), schedule_of(run)

@@ -91,7 +91,8 @@ class Sent(NamedTuple):
     """One collective of a group. elements: of its payload. dtype: None stands for the problem's.
 
     edges: of a permute, (source, target) as positions on the axis. tick: of a permute; all sends of one tick are one
-    permute. times: how often it runs in a step.
+    permute. times: how often it runs in a step. again: whether a block that is run again in the backward pass sends it
+    again: all that the forward pass sends but the sum after the last product, whose result the backward pass needs not.
     """
 
     op: str
@@ -102,6 +103,7 @@ class Sent(NamedTuple):
     edges: tuple[tuple[int, int], ...] = ()
     tick: int = 0
     times: int = 1
+    again: bool = False
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,9 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
         for one in share.passes:
             for part in attentions(share, one):
                 for name in "kv":
-                    yield Sent(op, n * heads_of(share, one, part), phase, f"{name} of layer {part.layer}")
+                    what = name if phase == "forward" else f"gradient of {name}"
+                    size, again = n * heads_of(share, one, part), phase == "forward"
+                    yield Sent(op, size, phase, f"{what} of layer {part.layer}", again=again)
     yield share.loss()
     for part in reversed(share.gradients):
         for name, elements in reversed(share.tensors(part)):

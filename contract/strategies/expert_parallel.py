@@ -51,8 +51,10 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
             for part in share.parts_of(one):
                 if isinstance(part.cuts, Experts):
                     size = one.rows * problem.experts * problem.capacity * problem.width
-                    for what in ("to the experts", "from the experts"):
-                        yield Sent("all_to_all", size, phase, f"{what} of layer {part.layer}")
+                    ways = ("to the experts", "from the experts")
+                    for what in ways if phase == "forward" else (f"gradient of what goes {way}" for way in ways):
+                        again = phase == "forward"
+                        yield Sent("all_to_all", size, phase, f"{what} of layer {part.layer}", again=again)
     yield share.loss()
     for part in reversed(share.used):
         for name, elements in reversed(share.tensors(part)):

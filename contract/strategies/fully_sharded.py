@@ -39,7 +39,7 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     """Every layer gathered before each use; the loss; every gradient reduce_scattered. `share` has shards."""
     for part in share.parts:
         for name, elements in share.messages(part):
-            yield Sent("all_gather", n * elements, "forward", name)
+            yield Sent("all_gather", n * elements, "forward", name, again=share.schedule is None)
     yield share.loss()
     for i, part in reversed(list(enumerate(share.parts))):
         for name, elements in share.used_backward(part, first=not i) if share.gathered_again else ():

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contract.kept import Kept, split
 from contract.problem import Layer, Problem
 from contract.share import HELD, Asked, Part, Sent, Share, narrow_dims, uneven_heads
-from contract.transformer import TENSOR_DIMS, Transformer
+from contract.transformer import TENSOR_DIMS, Attention, Transformer
 
 AXIS = "tp"
 UNIT = 2
@@ -53,7 +53,9 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     each = 1 if blocks else 2
     for one in share.passes:
         for part in share.parts_of(one)[::each]:
-            yield Sent("all_reduce", share.activation(one), "forward", f"output of layer {part.layer + each - 1}")
+            inner = isinstance(part.cuts, Attention)  # of a block, and not its last sum
+            what = f"output of layer {part.layer + each - 1}"
+            yield Sent("all_reduce", share.activation(one), "forward", what, again=inner)
     for one in share.passes:
         for i, part in reversed(list(enumerate(share.parts_of(one)[::each]))):
             if i or one.input_grad or blocks:

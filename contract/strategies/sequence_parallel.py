@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contract.kept import Kept, split
 from contract.problem import Problem
 from contract.share import HELD, Asked, Part, Sent, Share, narrow_dims, uneven_heads
-from contract.transformer import TENSOR_DIMS
+from contract.transformer import TENSOR_DIMS, Attention
 
 AXIS = "tp"
 UNIT = 2
@@ -43,8 +43,12 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     for phase in ("forward", "backward"):
         for one in share.passes:
             for part in share.parts_of(one):
-                yield Sent("all_gather", share.activation(one), phase, f"layer {part.layer}")
-                yield Sent("reduce_scatter", share.activation(one), phase, f"layer {part.layer}")
+                ends = (
+                    ("input", "output") if phase == "forward" else ("gradient of the output", "gradient of the input")
+                )
+                for op, what in zip(("all_gather", "reduce_scatter"), ends, strict=True):
+                    again = phase == "forward" and (what == "input" or isinstance(part.cuts, Attention))
+                    yield Sent(op, share.activation(one), phase, f"{what} of layer {part.layer}", again=again)
     yield share.loss()
     for part in reversed(share.used):
         for name, elements in share.tensors(part):
