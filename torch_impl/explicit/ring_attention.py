@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 
 from contract.problem import Batch
 from torch_impl.blocks import Local
-from torch_impl.collectives import identity_all_reduce
+from torch_impl.collectives import identity_all_reduce, pass_on
 from torch_impl.mesh import Mesh
 from torch_impl.online_softmax import attend_back, attend_to, joined, wide
 
@@ -64,17 +64,6 @@ def around(kv: Tensor, group: ProcessGroup) -> Iterator[tuple[int, Tensor]]:
         for work in works:
             work.wait()
         kv = arriving
-
-
-def pass_on(x: Tensor, group: ProcessGroup) -> tuple[list[dist.Work], Tensor]:
-    """Start to send `x` to the next rank, and to receive the previous rank's, which is returned."""
-    rank, n, x = group.rank(), group.size(), x.contiguous()
-    arriving = torch.empty_like(x)
-    if n == 1:
-        return [], x
-    send = dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % n)
-    receive = dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % n)
-    return dist.batch_isend_irecv([send, receive]), arriving
 
 
 class _Ring(torch.autograd.Function):
