@@ -12,12 +12,13 @@ The document, plain JSON; seconds, bytes; a spread is {"median", "q1", "q3"}; wh
              exposed_share, samples_seconds[round][iteration] (slowest rank), memory {measured, closed_form} (of the
              rank with most; parameters, gradients, optimizer_state, activations, temporaries), wire_bytes (closed form,
              of a rank in a step), wire_bytes_compiled (JAX), work (JAX: `shardiff.hlo.work.Work`), loss (last),
-             difference (of parameters, from the first's)
+             difference (of parameters, from the first's), gradient_difference (of gradients, before anything is timed)
              What is a formula is null for peers that are context: they do something else.
     ratios   ranks, strategy, of, to, ratio (spread), by ("iterations": of adjacent ones; "rounds": of medians)
     single_device   framework, matmul and forward_backward flops per second (spreads), share, update and copy bytes per
              second (spreads), update_share; batch
     failures sentences, empty if all contestants agree
+    left_out ranks, mesh, strategy, implementation, reason: library equivalents that this torch does not have
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def begin(plan: Plan) -> dict[str, Any]:
         "implementations": list(plan.implementations),
         "blocks": [block(run) for run in plan.runs],
     }
-    return document | {"runs": [], "rows": [], "ratios": [], "single_device": [], "failures": []}
+    return document | {"runs": [], "rows": [], "ratios": [], "single_device": [], "failures": [], "left_out": []}
 
 
 def block(run: Run) -> str:
@@ -182,7 +183,7 @@ def measure(
                 if kept and resume.has(kept, block(run)):
                     take(document, kept, run)
                     continue
-                before = {key: list(document[key]) for key in ("rows", "ratios", "failures")}
+                before = {key: list(document[key]) for key in ("rows", "ratios", "failures", "left_out")}
                 for parts in strategy(plan, run, by_framework, starting):
                     document |= {key: before[key] + parts[key] for key in before}
                     save(document)
@@ -205,7 +206,7 @@ def measure(
 
 def take(document: dict[str, Any], kept: dict[str, Any], run: Run) -> None:
     """Put what an earlier document has of a run into another."""
-    for key in ("rows", "ratios"):
+    for key in ("rows", "ratios", "left_out"):
         document[key] += [r for r in kept[key] if (r["strategy"], r["mesh"]) == (run.strategy, str(run.mesh))]
     document["failures"] += [one for one in kept["failures"] if f" {block(run)}:" in one]
 
@@ -230,20 +231,34 @@ def strategy(
     samples: Samples = {}
     finished: dict[str, list[dict[str, Any]]] = {}  # [name][rank]
     sets = {framework: ranks for framework, ranks in sets.items() if plan.names(run, framework)}
+    proven: dict[str, float] = {}
+    left_out: list[dict[str, str]] = []
     for framework, ranks in sets.items():
-        ranks.call("prepare", run, plan.names(run, framework))
+        names = plan.names(run, framework)
+        starting(f"{run.strategy}, {run.world_size} ranks: {framework}, proof of equal gradients")
+        told = ranks.call("prepare", run, names)[0]
+        left_out += [{**key_of(run), "implementation": name, "reason": reason} for name, reason in told.items()]
+        proofs = ranks.call("prove")
+        proven |= {name: max(rank[name] for rank in proofs) for name in proofs[0]}
     for number in range(plan.rounds):
         iterations = plan.iterations // plan.rounds + (number < plan.iterations % plan.rounds)
         for framework, ranks in sets.items():
             starting(f"{run.strategy}, {run.world_size} ranks: round {number + 1} of {plan.rounds}, {framework}")
             # Both frameworks take as many steps, so that they end with the same parameters.
-            blocks = ranks.call("block", iterations, 2 if number else 4)
+            blocks = ranks.call("block", iterations, 2 if number else 3)
             for name in blocks[0]:
                 for kind in blocks[0][name]:
                     samples.setdefault(name, {}).setdefault(kind, []).append([rank[name][kind] for rank in blocks])
-        yield {"rows": rows(run, samples, finished), "ratios": ratios(run, samples), "failures": []}
+        so_far = {"rows": rows(run, samples, finished, proven), "ratios": ratios(run, samples)}
+        yield so_far | {"failures": [], "left_out": left_out}
     for framework, ranks in sets.items():
         results = ranks.call("finish", *((PROFILED,) if framework == "jax" else ()))
         finished |= {name: [rank[name] for rank in results] for name in results[0]}
-        done = rows(run, samples, finished)
-        yield {"rows": done, "ratios": ratios(run, samples), "failures": disagreements(run, done)}
+        done = rows(run, samples, finished, proven)
+        failed = disagreements(run, done)
+        yield {"rows": done, "ratios": ratios(run, samples), "failures": failed, "left_out": left_out}
+
+
+def key_of(run: Run) -> dict[str, Any]:
+    """What tells a run from the others of a document."""
+    return {"ranks": run.world_size, "mesh": str(run.mesh), "strategy": run.strategy}
