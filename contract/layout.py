@@ -87,11 +87,11 @@ def share(run: Run, rank: int) -> Share:
     for axis in reversed(run.nested):
         rows = strategies.of(axis.strategy).rows(rows, axis.size)[at[axis.name]]
     _, features = kept(run, rank)
-    program, used = (run.implementation, run.gathered_again), tuple(held_by(run, rank, "use"))
+    program = run.implementation, run.gathered_again
+    inside: dict[str, Any] = {"sequence": tokens_of(run), "used": tuple(held_by(run, rank, "use"))}
+    inside["run_again"] = run.recompute == "block"
     if "pipeline_parallel" not in run.strategies:
-        return Share(
-            run.problem, *held, (Pass(rows),), (rows,), int(features), *program, sequence=tokens_of(run), used=used
-        )
+        return Share(run.problem, *held, (Pass(rows),), (rows,), int(features), *program, **inside)
     stages, schedule = run.size("pipeline_parallel"), schedule_of(run)
     chunks = [tuple(chunk) for chunk in chunks_of(run, rank)]
     by_ticks = run.implementation != "torch" and not run.in_gpipes_order
@@ -109,8 +109,8 @@ def share(run: Run, rank: int) -> Share:
         ticks = run.microbatches + stages - 1
         derived = run.implementation == "annotated"
         passes = [Pass(microbatches[0], True, (derived or 0 < tick) and stages > 1) for tick in range(ticks)]
-    of_pipeline = schedule, by_ticks, tokens_of(run), used
-    return Share(run.problem, *held, tuple(passes), microbatches, int(features), *program, *of_pipeline)
+    pipeline = schedule, by_ticks
+    return Share(run.problem, *held, tuple(passes), microbatches, int(features), *program, *pipeline, **inside)
 
 
 def tokens_of(run: Run) -> int:

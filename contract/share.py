@@ -175,7 +175,8 @@ class Share:
     parameters that are gathered before use are freed after the forward pass and gathered again for the backward pass.
     schedule: of a pipeline. by_ticks: whether what is sent follows the schedule's ticks, as in a program that all
     stages run, and not the order in which messages come about. sequence: the tokens of a sample inside the layers.
-    used: the parts as they are computed with, which may have been gathered.
+    used: the parts as they are computed with, which may have been gathered. run_again: whether a transformer's blocks
+    are run again for the backward pass (but for the last product, whose result it does not need).
     """
 
     problem: Problem
@@ -190,6 +191,7 @@ class Share:
     by_ticks: bool = False
     sequence: int = 1
     used: tuple[Part, ...] = ()
+    run_again: bool = False
 
     @property
     def derived(self) -> bool:
@@ -246,8 +248,13 @@ def names(part: Part) -> tuple[str, ...]:
 
 
 def attentions(share: Share, one: Pass) -> list[Part]:
-    """The attention layers of a pass."""
+    """The attention layers of a pass, one for each block."""
     return [part for part in share.parts_of(one) if isinstance(part.cuts, Attention)]
+
+
+def runs(share: Share) -> list[tuple[str, bool]]:
+    """How often layers run forward, as (phase, whether it is a run for the backward pass)."""
+    return [("forward", False), *([("backward", True)] if share.run_again else [])]
 
 
 def heads_of(share: Share, one: Pass, part: Part) -> int:

@@ -2,18 +2,19 @@
 
 A strategy that cuts inside a block states what happens at these places, and omits those where nothing does:
 
-    enter(x)          the normalized input of a layer, before its first product
-    leave(y)          the output of its last product, before it is added to the residual stream
-    attend(q, k, v)   causal attention of [B, S, H, K], over what this rank has of the sequence or of the heads
-    dispatch(h)       what the experts are given, [E, B C, D]: of this rank's tokens, to this rank's experts
-    combine(h)        the way back
+    enter(x)                  the normalized input of a layer, before its first product
+    leave(y)                  the output of its last product, before it is added to the residual stream
+    attend(q, k, v, local)    causal attention of [B, S, H, K], over what this rank has of the sequence or of the heads;
+                              local: `causal`, of what is on one rank
+    dispatch(h)               what the experts are given, [E, B C, D]: of this rank's tokens, to this rank's experts
+    combine(h)                the way back
 
 Between them, a layer computes with the shards that it is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +25,19 @@ from jax import Array, lax
 from contract.transformer import EPSILON, Attention, Experts, Mlp, Transformer
 from jax_impl.model import gelu
 
+Local = Callable[..., Array]  # (q[B, S, H, K], k, v[B, T, H, K], position of the first query) -> [B, S, H, K]
+
 
 @dataclass(frozen=True)
 class Blocks:
-    """The model for some strategies: a function of (layers, x[B, S, D]), as `jax_impl.model.forward` is."""
+    """The model for some strategies: a function of (layers, x[B, S, D]), as `jax_impl.model.forward` is.
+
+    recompute: as in `contract.strategy.Run`.
+    """
 
     problem: Transformer
-    strategies: Sequence[Any]
+    strategies: tuple[Any, ...]
+    recompute: str = "none"
 
     def __call__(self, params: Iterable[Any], x: Array) -> Array:
         for layer in params:
@@ -56,8 +63,9 @@ def attention(model: Blocks, layer: Attention, h: Array) -> Array:
     """softmax(Q K^T / sqrt(K), causal) V O, over the heads whose columns the layer has."""
     size = model.problem.width // model.problem.heads
     q, k, v = ((h @ w).reshape(*h.shape[:-1], -1, size) for w in (layer.q, layer.k, layer.v))  # [B, S, H, K]
-    attends = next((s.attend for s in model.strategies if hasattr(s, "attend")), causal)
-    out = attends(q, k, v)
+    local = jax.checkpoint(causal) if model.recompute == "selective" else causal
+    attends = next((s.attend for s in model.strategies if hasattr(s, "attend")), None)
+    out = local(q, k, v) if attends is None else attends(q, k, v, local)
     return out.reshape(*out.shape[:-2], -1) @ layer.o  # Y[B, S, D]
 
 

@@ -70,7 +70,7 @@ def loss_and_grads(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> tup
 def model_of(strategies: Strategies, run: Run) -> Callable[..., Array]:
     """The function of (layers, x) that computes the model, with what the strategies communicate inside it."""
     if isinstance(run.problem, Transformer):
-        return Blocks(run.problem, strategies)
+        return Blocks(run.problem, tuple(strategies), run.recompute)
     return next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
 
 
@@ -96,10 +96,13 @@ def share_of_rank(params: list[Any], batch: Batch, mesh: Mesh, run: Run, skip: S
 
 
 def through(forward: Callable[..., Array], params: list[Any], x: Array, run: Run) -> Array:
-    """All layers. Where they are gathered again, as many at a time as stay together, keeping what a strategy keeps."""
-    if not run.gathered_again or run.spelling == "naive":
+    """All layers. Those that are run or gathered again in the backward pass: as many at a time as stay together."""
+    if run.recompute == "block":
+        again = jax.checkpoint(forward)
+    elif run.gathered_again and run.spelling != "naive":
+        again = jax.checkpoint(forward, policy=next(s.kept for s in load(run) if hasattr(s, "kept")))
+    else:
         return forward(params, x)
-    again = jax.checkpoint(forward, policy=next(s.kept for s in load(run) if hasattr(s, "kept")))
     for i in range(0, len(params), unit_of(run)):
         x = again(params[i : i + unit_of(run)], x)
     return x
@@ -143,10 +146,10 @@ def stage_of(
 
     def apply(layers: list[Any], x: Array) -> Array:
         if exists.all():
-            return forward(layers, x)
+            return through(forward, layers, x, run)
         for j in range(0, len(layers), unit):
             there = jnp.asarray(exists)[stage, chunk, (start + j) // unit]
-            x = jnp.where(there, forward(layers[j : j + unit], x), x)
+            x = jnp.where(there, through(forward, layers[j : j + unit], x, run), x)
         return x
 
     return apply
@@ -162,7 +165,7 @@ def annotated(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> Array:
         return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if states_activations else x
 
     def layers_of(params: list[Any], x: Array) -> Array:
-        return module(params, run.problem)(x, as_stated)
+        return module(params, run.problem, run.recompute)(x, as_stated)
 
     if (pipeline := pipeline_of(strategies)) is None:
         return squared_error(through(layers_of, params, batch.x, run), batch)
@@ -175,9 +178,12 @@ def annotated(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> Array:
     def stage(state: Array) -> Array:
         """Each stage takes its microbatch through its layers: Y[n_pp, b, F] = X[n_pp, b, D] @ W[n_pp, D, F]."""
         if run.problem.depth % (stages * unit_of(run)) == 0:
-            return jax.vmap(layers_of, spmd_axis_name=pipeline.AXIS)(params, state)
+            every = functools.partial(through, layers_of, run=run)
+            return jax.vmap(every, spmd_axis_name=pipeline.AXIS)(params, state)
         for j, layer in enumerate(params):
-            y = jax.vmap(lambda layer, x: layers_of([layer], x), spmd_axis_name=pipeline.AXIS)(layer, state)
+            y = jax.vmap(lambda layer, x: through(layers_of, [layer], x, run), spmd_axis_name=pipeline.AXIS)(
+                layer, state
+            )
             state = jnp.where(exists[:, j].reshape(-1, *[1] * (y.ndim - 1)), y, state)
         return state
 

@@ -97,9 +97,9 @@ def split_dims(dims: dict[type, Any], axis: str) -> dict[type, list[Any]]:
     return {kind: [layer._make(map(spec, layer))] for kind, layer in dims.items()}
 
 
-def module(params: list[Any], problem: Problem) -> Any:
-    """The model in flax.nnx, with these parameters."""
-    return Model(params, problem) if isinstance(problem, Transformer) else MLP(params)
+def module(params: list[Any], problem: Problem, recompute: str = "none") -> Any:
+    """The model in flax.nnx, with these parameters. recompute: as in `contract.strategy.Run`."""
+    return Model(params, problem, recompute) if isinstance(problem, Transformer) else MLP(params)
 
 
 def stated(strategy: Any, name: str, of: str) -> Any | None:

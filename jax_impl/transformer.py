@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -42,8 +43,8 @@ class Sublayer(nnx.Module):
 
     gain: Any
 
-    def __init__(self, layer: Any, problem: Transformer):
-        self.problem = problem
+    def __init__(self, layer: Any, problem: Transformer, recompute: str = "none"):
+        self.problem, self.recompute = problem, recompute
         for name, value, axes in zip(layer._fields, layer, NAMES[type(layer)], strict=True):
             stage = ("stage",) if value.ndim > len(axes) else ()
             setattr(self, name, nnx.Param(value, out_sharding=(*stage, *axes), eager_sharding=False))
@@ -70,7 +71,8 @@ class Attention(Sublayer):
         w = w.reshape(*w.shape[:2], heads, -1)
         qkv = (constrain(a, "batch", "product_sequence", "heads") for a in jnp.einsum("bsd,dchk->cbshk", h, w))
         q, k, v = (constrain(a, "batch", "attend_sequence", "attend_heads") for a in qkv)
-        out = constrain(causal(q, k, v), "batch", "attend_sequence", "attend_heads")
+        local = jax.checkpoint(causal) if self.recompute == "selective" else causal
+        out = constrain(local(q, k, v), "batch", "attend_sequence", "attend_heads")
         out = constrain(out, "batch", "product_sequence", "heads")
         return out.reshape(*out.shape[:2], -1) @ self.o[...]
 
@@ -106,8 +108,8 @@ KINDS: dict[type, type[Sublayer]] = {AttentionLayer: Attention, MlpLayer: Mlp, E
 class Model(nnx.Module):
     """The blocks on given parameters, because all implementations start from the same."""
 
-    def __init__(self, params: list[Any], problem: Transformer):
-        self.layers = nnx.List([KINDS[type(layer)](layer, problem) for layer in params])
+    def __init__(self, params: list[Any], problem: Transformer, recompute: str = "none"):
+        self.layers = nnx.List([KINDS[type(layer)](layer, problem, recompute) for layer in params])
 
     def __call__(self, x: Array, constrain: Constrain = lambda x, *names: x) -> Array:
         """constrain: states how an activation is split, by the names of its dims."""

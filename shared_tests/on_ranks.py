@@ -27,7 +27,20 @@ def train_edited(device: torch.device, run: Run, module: str, edits: Sequence[Ed
 
 
 def every(device: torch.device, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """`function(device, *arguments)` for the arguments of each of several calls, which so share one start of ranks."""
+    """`function(device, *arguments)` for the arguments of each of several calls.
+
+    They share one start of the ranks, and the process groups of meshes that are alike.
+    """
+    from torch_impl import mesh
+
+    make, made = mesh.make_device_mesh, {}
+
+    def make_once(run: Run, device: torch.device) -> Any:
+        if run.mesh not in made:
+            made[run.mesh] = make(run, device)
+        return made[run.mesh]
+
+    mesh.make_device_mesh = make_once  # permanently: a rank lives for one call
     return [function(device, *arguments) for arguments in calls]
 
 

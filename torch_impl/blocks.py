@@ -2,36 +2,44 @@
 
 A strategy that cuts inside a block states what happens at these places, and omits those where nothing does:
 
-    enter(x, mesh)          the normalized input of a layer, before its first product
-    leave(y, mesh)          the output of its last product, before it is added to the residual stream
-    attend(q, k, v, mesh)   causal attention of [B, S, H, K], over what this rank has of the sequence or of the heads
-    dispatch(h, mesh)       what the experts are given, [E, B C, D]: of this rank's tokens, to this rank's experts
-    combine(h, mesh)        the way back
+    enter(x, mesh)                  the normalized input of a layer, before its first product
+    leave(y, mesh)                  the output of its last product, before it is added to the residual stream
+    attend(q, k, v, local, mesh)    causal attention of [B, S, H, K], over what this rank has of the sequence or of the
+                                    heads; local: `causal`, of what is on one rank
+    dispatch(h, mesh)               what the experts are given, [E, B C, D]: of its tokens, to this rank's experts
+    combine(h, mesh)                the way back
 
 Between them, a layer computes with the shards that it is given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from contract.transformer import EPSILON, Attention, Experts, Mlp, Transformer
 from torch_impl.mesh import Mesh
 from torch_impl.model import gelu
 
+Local = Callable[..., Tensor]  # (q[B, S, H, K], k, v[B, T, H, K], position of the first query) -> [B, S, H, K]
+
 
 @dataclass(frozen=True)
 class Blocks:
-    """The model for some strategies: a function of (layers, x[B, S, D], mesh), as `torch_impl.model.forward` is."""
+    """The model for some strategies: a function of (layers, x[B, S, D], mesh), as `torch_impl.model.forward` is.
+
+    recompute: as in `contract.strategy.Run`.
+    """
 
     problem: Transformer
-    strategies: Sequence[Any]
+    strategies: tuple[Any, ...]
+    recompute: str = "none"
 
     def __call__(self, params: Iterable[Any], x: Tensor, mesh: Mesh) -> Tensor:
         for layer in params:
@@ -47,6 +55,15 @@ class Blocks:
         return value
 
 
+def again(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function whose arguments alone are kept: the backward pass runs it again (Chen et al., 1604.06174)."""
+
+    def checkpointed(*args: Any) -> Tensor:
+        return checkpoint(function, *args, use_reentrant=False)  # type: ignore[no-any-return]
+
+    return checkpointed
+
+
 def norm(x: Tensor, gain: Tensor) -> Tensor:
     """RMSNorm over the features, in float32 at least: x / sqrt(mean(x^2) + epsilon) * gain."""
     wide = x.float() if x.dtype == torch.bfloat16 else x
@@ -57,8 +74,9 @@ def attention(model: Blocks, layer: Attention, h: Tensor, mesh: Mesh) -> Tensor:
     """softmax(Q K^T / sqrt(K), causal) V O, over the heads whose columns the layer has."""
     size = model.problem.width // model.problem.heads
     q, k, v = ((h @ w).unflatten(-1, (-1, size)) for w in (layer.q, layer.k, layer.v))  # [B, S, H, K]
+    local = again(causal) if model.recompute == "selective" else causal
     attends = next((s.attend for s in model.strategies if hasattr(s, "attend")), None)
-    out = causal(q, k, v) if attends is None else attends(q, k, v, mesh)
+    out = local(q, k, v) if attends is None else attends(q, k, v, local, mesh)
     return out.flatten(-2) @ layer.o  # Y[B, S, D]
 
 

@@ -8,7 +8,7 @@ microbatch.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from contract.problem import Batch
 from contract.strategy import Run
 from contract.transformer import Transformer
 from torch_impl import model
-from torch_impl.blocks import Blocks
+from torch_impl.blocks import Blocks, again
 from torch_impl.buckets import overlapped_all_reduce
 from torch_impl.collectives import all_reduce, wait
 from torch_impl.gather_again import gathered_again
@@ -87,19 +87,19 @@ def loss_and_grads(params: list[Any], batch: Batch, mesh: Mesh, run: Run, **watc
     strategies = load(run)
     clear_grads(params)
     pipeline = any(hasattr(s, "execute") for s in strategies)
-    again = gathered_again() if run.gathered_again else nullcontext()
+    freed = gathered_again() if run.gathered_again else nullcontext()
     replicated = [s for s in strategies if getattr(s, "REPLICATED", False)]
     groups = [mesh.group(s.AXIS) for s in replicated]
     gathers = [s for s in strategies if getattr(s, "GATHERS", False)]
     scatters = [s for s in strategies if hasattr(s, "gradients")]
-    if run.overlap and not pipeline and (gathers or scatters):
+    overlapped = scatters or (gathers and run.recompute != "block")  # a block that is run again gathers for itself
+    if run.overlap and not pipeline and overlapped:
         sums, scatter = Sums(strategies, mesh), Scatter(params, mesh.group((gathers or scatters)[0].AXIS), groups)
         others = [s for s in strategies if s not in replicated]
         rest = [s for s in others if s not in gathers]
-        gathered = Prefetch(params, scatter).layers() if gathers else iter(params)
-        with again, nullcontext() if gathers else overlapped_reduce_scatter(params, scatter):
-            used = (chain(rest, "weights", layer, mesh) for layer in gathered)
-            passes(strategies, params, batch, mesh, run, sums.add, used=lambda: used)
+        gathered = Prefetch(params, scatter).layers() if gathers else None
+        with freed, nullcontext() if gathers else overlapped_reduce_scatter(params, scatter):
+            passes(strategies, params, batch, mesh, run, sums.add, before=rest, gathered=gathered)
         return sums.result(), scatter.finish()
     deferred = replicated[:1] if run.overlap and not scatters else []
     others = [s for s in strategies if s not in deferred]
@@ -111,7 +111,7 @@ def loss_and_grads(params: list[Any], batch: Batch, mesh: Mesh, run: Run, **watc
         beside = overlapped_all_reduce(total, sums.settle, params, times, mesh.group(deferred[0].AXIS))
     summed_later = replicated if scatters else []  # over replicas only the shards are summed
     before = [s for s in others if s not in summed_later]
-    with beside, again:
+    with beside, freed:
         passes(strategies, params, batch, mesh, run, sums.add, before=before, **watched)
     grads = [chain(others, "gradients", layer, mesh) for layer in take_grads(params)]
     for strategy in summed_later:
@@ -155,7 +155,7 @@ class Sums:
 def model_of(strategies: Strategies, run: Run) -> Callable[..., Tensor]:
     """The function of (layers, x, mesh) that computes the model, with what the strategies communicate inside it."""
     if isinstance(run.problem, Transformer):
-        return Blocks(run.problem, strategies)
+        return Blocks(run.problem, tuple(strategies), run.recompute)
     return next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
 
 
@@ -168,40 +168,48 @@ def passes(
     total: Callable[[Tensor], None],
     forward_only: bool = False,
     before: Strategies | None = None,
-    used: Callable[[], Iterator[Any]] | None = None,
+    gathered: Iterator[Any] | None = None,
     **watched: Any,
 ) -> None:
     """Forward and backward passes in the pipeline's order if there is a pipeline; otherwise one of each.
 
-    before: whose `weights` make the layers as they are used, if not those of all strategies. used: gives these layers.
+    before: whose `weights` make the layers as they are used, if not those of all strategies. gathered: the layers, if
+    something else has put them together.
     """
     forward = model_of(strategies, run)
     pipeline = next((s for s in strategies if hasattr(s, "execute")), None)
 
-    def as_used() -> Iterator[Any]:
+    def used(layers: Iterable[Any]) -> Iterator[Any]:
         makers = strategies if before is None else before
-        return (chain(makers, "weights", layer, mesh) for layer in params)  # each layer at the moment it is used
+        return (chain(makers, "weights", layer, mesh) for layer in layers)  # each layer at the moment it is used
 
-    used = used or as_used
+    def through(layers: list[Any] | Iterator[Any], x: Tensor, made: Callable[..., Any] = used) -> Tensor:
+        if run.recompute != "block" or not isinstance(layers, list):
+            return forward(made(layers), x, mesh)
+        block = again(lambda layers, x: forward(made(layers), x, mesh))
+        for i in range(0, len(layers), mesh.unit):
+            x = block(layers[i : i + mesh.unit], x)
+        return x
+
     if pipeline is None:
-        share = squared_error(forward(used(), batch.x, mesh), batch)
+        share = squared_error(through(params if gathered is None else gathered, batch.x), batch)
         total(share.detach())
         if not forward_only:
             share.backward()
         return
 
     # All microbatches accumulate gradients at the layers as used; these go back through `weights` once, at the end.
-    whole = list(used())
+    whole = list(used(params))
     leaves = [layer._make(p if p.is_leaf else p.detach().requires_grad_() for p in layer) for layer in whole]
     assert mesh.schedule is not None
     chunks, rest = [], leaves
     for size in pipeline.chunk_sizes(run.problem.depth, mesh):
         # Where W is put off, each unit of layers is a function of its own, so that only what W needs is kept.
         step = mesh.unit if mesh.schedule.split else size
-        chunks.append([partial(forward, rest[i : i + step], mesh=mesh) for i in range(0, size, step)])
+        chunks.append([partial(through, rest[i : i + step], made=iter) for i in range(0, size, step)])
         rest = rest[size:]
     pipeline.execute(chunks, squared_error, total, batch, mesh, forward_only, **watched)
     pairs = [(p, leaf.grad) for a, b in zip(whole, leaves, strict=True) for p, leaf in zip(a, b, strict=True)]
-    through = [(p, grad) for p, grad in pairs if not p.is_leaf and grad is not None]
-    if through and not forward_only:
-        torch.autograd.backward([p for p, _ in through], [grad for _, grad in through])
+    made = [(p, grad) for p, grad in pairs if not p.is_leaf and grad is not None]
+    if made and not forward_only:
+        torch.autograd.backward([p for p, _ in made], [grad for _, grad in made])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from contract.problem import Problem, split_sizes
-from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow_dims
+from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow_dims, runs
 from contract.transformer import EXPERT_DIMS, Experts, Transformer
 
 AXIS = "ep"
@@ -45,7 +45,7 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     """Two all_to_alls each way for every layer with experts; the loss; gradients of everything but the experts."""
     problem = share.problem
     assert isinstance(problem, Transformer)
-    for phase in ("forward", "backward"):
+    for phase in (*(phase for phase, _ in runs(share)), "backward"):
         for one in share.passes:
             for part in share.parts_of(one):
                 if isinstance(part.cuts, Experts):

@@ -41,7 +41,8 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
             yield Sent("all_gather", n * elements, "forward", name)
     yield share.loss()
     for i, part in reversed(list(enumerate(share.parts))):
-        for name, elements in share.used_backward(part, first=not i) if share.gathered_again else ():
+        again = share.used_backward(part, first=not i) if share.gathered_again else []
+        for name, elements in share.messages(part) if share.run_again else again:
             yield Sent("all_gather", n * elements, "backward", name)
         for name, elements in share.messages(part):
             yield Sent("reduce_scatter", n * elements, "backward", f"gradient of {name}")

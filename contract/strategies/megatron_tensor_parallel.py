@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from contract.problem import Layer, Problem
-from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow_dims, uneven_heads
+from contract.share import HELD, Asked, Kept, Part, Sent, Share, attentions, narrow_dims, uneven_heads
 from contract.transformer import TENSOR_DIMS, Transformer
 
 AXIS = "tp"
@@ -53,6 +53,9 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     for one in share.passes:
         for part in share.parts_of(one)[::each]:
             yield Sent("all_reduce", share.activation(one), "forward", f"output of layer {part.layer + each - 1}")
+    for one in share.passes if share.run_again else ():
+        for part in attentions(share, one):
+            yield Sent("all_reduce", share.activation(one), "backward", f"output of layer {part.layer}, again")
     for one in share.passes:
         for i, part in reversed(list(enumerate(share.parts_of(one)[::each]))):
             if i or one.input_grad or blocks:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from contract.problem import Problem
-from contract.share import Asked, Kept, Part, Sent, Share, attentions, heads_of, uneven_sequence
+from contract.share import Asked, Kept, Part, Sent, Share, attentions, heads_of, runs, uneven_sequence
 
 AXIS = "cp"
 UNIT = 2
@@ -38,11 +38,11 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     """What attention needs of other parts of the sequence; the loss; every gradient."""
     ring = tuple((rank, (rank + 1) % n) for rank in range(n))
     tick = 0
-    for phase in ("forward", "backward"):
+    for phase, again in (*runs(share), ("backward", False)):
         for one in share.passes:
             for part in attentions(share, one):
                 size = heads_of(share, one, part)
-                turns = [("k and v", n - 1), *([("dk and dv", n)] if phase == "backward" else [])]
+                turns = [("k and v", n - 1), *([("dk and dv", n)] if phase == "backward" and not again else [])]
                 for name, times in turns:
                     for _ in range(times):
                         detail = f"{name} of layer {part.layer}"

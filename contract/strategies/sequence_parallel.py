@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from contract.problem import Problem
-from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow_dims, uneven_heads
+from contract.share import HELD, Asked, Kept, Part, Sent, Share, attentions, narrow_dims, uneven_heads
 from contract.transformer import TENSOR_DIMS
 
 AXIS = "tp"
@@ -44,6 +44,14 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
             for part in share.parts_of(one):
                 yield Sent("all_gather", share.activation(one), phase, f"layer {part.layer}")
                 yield Sent("reduce_scatter", share.activation(one), phase, f"layer {part.layer}")
+    for one in share.passes if share.run_again else ():
+        for part in attentions(share, one):
+            for op, layer in (
+                ("all_gather", part.layer),
+                ("reduce_scatter", part.layer),
+                ("all_gather", part.layer + 1),
+            ):
+                yield Sent(op, share.activation(one), "backward", f"layer {layer}, again")
     yield share.loss()
     for part in reversed(share.used):
         for name, elements in share.tensors(part):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from contract.problem import Problem
-from contract.share import Asked, Kept, Part, Sent, Share, attentions, heads_of, uneven_sequence
+from contract.share import Asked, Kept, Part, Sent, Share, attentions, heads_of, runs, uneven_sequence
 
 AXIS = "cp"
 UNIT = 2
@@ -39,7 +39,7 @@ def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) 
 
 def communication(share: Share, n: int) -> Iterator[Sent]:
     """What attention needs of other parts of the sequence; the loss; every gradient."""
-    for phase in ("forward", "backward"):
+    for phase in (*(phase for phase, _ in runs(share)), "backward"):
         for one in share.passes:
             for part in attentions(share, one):
                 for name in "qkvo":

@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from contract.problem import Batch
-from jax_impl.blocks import causal
+from jax_impl.blocks import Local
 from jax_impl.collectives import all_gather, all_reduce, varying
 
 AXIS = "cp"
@@ -25,10 +25,10 @@ def weights(layer: Any) -> Any:
     return layer._make(varying(p, AXIS) for p in layer)
 
 
-def attend(q: Array, k: Array, v: Array) -> Array:
+def attend(q: Array, k: Array, v: Array, local: Local) -> Array:
     """Q[B, S_cp, H, K] attends to K, V[B, S, H, K] = AllGather_cp(K, V[B, S_cp, H, K])."""
     k, v = (all_gather(a, AXIS, dim=1) for a in (k, v))
-    return causal(q, k, v, first=lax.axis_index(AXIS) * q.shape[1])
+    return local(q, k, v, lax.axis_index(AXIS) * q.shape[1])
 
 
 def total(share: Array) -> Array:

@@ -16,6 +16,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from contract.problem import Batch
+from jax_impl.blocks import Local
 from jax_impl.collectives import all_reduce, permute, varying
 from jax_impl.online_softmax import attend_to, joined
 
@@ -39,7 +40,7 @@ def weights(layer: Any) -> Any:
     return layer._make(varying(p, AXIS) for p in layer)
 
 
-def attend(q: Array, k: Array, v: Array) -> Array:
+def attend(q: Array, k: Array, v: Array, local: Local) -> Array:
     """Q[B, S_cp, H, K] attends to the K and V[B, S_cp, H, K] of one rank after the other."""
     rank, n = lax.axis_index(AXIS), lax.axis_size(AXIS)
     (early, late), (k0, k1), (v0, v1) = (jnp.split(a, 2, axis=1) for a in (q, k, v))

@@ -12,7 +12,7 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from contract.problem import Batch
-from jax_impl.blocks import causal
+from jax_impl.blocks import Local
 from jax_impl.collectives import all_reduce, all_to_all_dims, varying
 
 AXIS = "cp"
@@ -25,10 +25,10 @@ def weights(layer: Any) -> Any:
     return layer._make(varying(p, AXIS) for p in layer)
 
 
-def attend(q: Array, k: Array, v: Array) -> Array:
+def attend(q: Array, k: Array, v: Array, local: Local) -> Array:
     """Q, K, V[B, S, H_cp, K] = AllToAll_cp(Q, K, V[B, S_cp, H, K]); and back for O[B, S_cp, H, K]."""
     q, k, v = (all_to_all_dims(a, AXIS, split=2, concat=1) for a in (q, k, v))
-    return all_to_all_dims(causal(q, k, v), AXIS, split=1, concat=2)
+    return all_to_all_dims(local(q, k, v), AXIS, split=1, concat=2)
 
 
 def total(share: Array) -> Array:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contract.problem import Batch
-from torch_impl.blocks import causal
+from torch_impl.blocks import Local
 from torch_impl.collectives import all_gather_reduce_scatter, identity_all_reduce
 from torch_impl.mesh import Mesh
 
@@ -30,10 +30,10 @@ def weights(layer: Any, mesh: Mesh) -> Any:
     return layer._make(identity_all_reduce(p, mesh.group(AXIS)) for p in layer)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mesh: Mesh) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, local: Local, mesh: Mesh) -> Tensor:
     """Q[B, S_cp, H, K] attends to K, V[B, S, H, K] = AllGather_cp(K, V[B, S_cp, H, K])."""
     k, v = (all_gather_reduce_scatter(a, mesh.group(AXIS), dim=1) for a in (k, v))
-    return causal(q, k, v, first=mesh.rank(AXIS) * q.shape[1])
+    return local(q, k, v, mesh.rank(AXIS) * q.shape[1])
 
 
 def total(share: Tensor, mesh: Mesh) -> dist.Work | None:

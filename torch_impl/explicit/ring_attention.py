@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from contract.problem import Batch
+from torch_impl.blocks import Local
 from torch_impl.collectives import identity_all_reduce
 from torch_impl.mesh import Mesh
 from torch_impl.online_softmax import attend_back, attend_to, joined, wide
@@ -37,7 +38,7 @@ def weights(layer: Any, mesh: Mesh) -> Any:
     return layer._make(identity_all_reduce(p, mesh.group(AXIS)) for p in layer)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mesh: Mesh) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, local: Local, mesh: Mesh) -> Tensor:
     """Q[B, S_cp, H, K] attends to the K and V[B, S_cp, H, K] of one rank after the other."""
     return _Ring.apply(q, k, v, mesh.group(AXIS))  # type: ignore[no-any-return]
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contract.problem import Batch
-from torch_impl.blocks import causal
+from torch_impl.blocks import Local
 from torch_impl.collectives import all_to_all_back, identity_all_reduce
 from torch_impl.mesh import Mesh
 
@@ -30,11 +30,11 @@ def weights(layer: Any, mesh: Mesh) -> Any:
     return layer._make(identity_all_reduce(p, mesh.group(AXIS)) for p in layer)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mesh: Mesh) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, local: Local, mesh: Mesh) -> Tensor:
     """Q, K, V[B, S, H_cp, K] = AllToAll_cp(Q, K, V[B, S_cp, H, K]); and back for O[B, S_cp, H, K]."""
     group = mesh.group(AXIS)
     q, k, v = (all_to_all_back(a, group, split=2, concat=1) for a in (q, k, v))
-    return all_to_all_back(causal(q, k, v), group, split=1, concat=2)
+    return all_to_all_back(local(q, k, v), group, split=1, concat=2)
 
 
 def total(share: Tensor, mesh: Mesh) -> dist.Work | None:
