@@ -90,6 +90,7 @@ def check(
     """
     from benchmarks import check as checking
     from benchmarks import memory_limit
+    from benchmarks.problems import words
     from contract.problem import Problem
     from shardiff.system import environment, memory
 
@@ -121,7 +122,7 @@ def check(
             refuse(f"device cuda needs a GPU for each rank: degree {most}, GPUs {num_gpus()}; try --device cpu")
     try:
         memory_limit.require_processes(runs)
-        memory.require(memory_limit.of_check(runs), memory_limit.describe(runs[0].problem))
+        memory.require(memory_limit.of_check(runs), words(runs[0].problem))
         environment.check(jax=any(run.implementation != "torch" for run in runs))
     except ValueError as error:
         refuse(str(error))

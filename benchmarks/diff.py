@@ -109,6 +109,7 @@ def diff(
     """
     from benchmarks import diff_strategies as diffing
     from benchmarks import memory_limit
+    from benchmarks.problems import words
     from contract.axes import STRATEGIES
     from contract.problem import Problem
     from shardiff.cli import diff as of_programs
@@ -141,7 +142,7 @@ def diff(
         check_path("picture", picture, ".png")
         check_timeout(timeout)
         pairs = diffing.plan(what, implementation, degree, mesh, target or (), problem, **rest)
-        memory.require(memory_limit.of_diff([run for run, _ in pairs]), memory_limit.describe(problem))
+        memory.require(memory_limit.of_diff([run for run, _ in pairs]), words(problem))
         environment.check(jax=True)
         raise typer.Exit(answer_diff(pairs, precision, fail_on, picture, json, timeout))
     except ValueError as error:
