@@ -30,9 +30,9 @@ def size(metavar: str, text: str) -> Any:
 def problem_of(
     model: Annotated[str, size("NAME", "mlp or transformer.")] = "mlp",
     batch: Annotated[int | None, size("N", "Samples in a step, over all ranks. Default: 128; transformer: 8.")] = None,
-    width: Annotated[int | None, size("N", "Width of every layer. Default: 1024; transformer: 256.")] = None,
+    width: Annotated[int | None, size("N", "Width of every layer. Default: 1024; transformer: 128.")] = None,
     layers: Annotated[int | None, size("N", "Number of layers; transformer: of blocks. Default: 4.")] = None,
-    sequence: Annotated[int | None, size("N", "Transformer: tokens of a sample. Default: 64.")] = None,
+    sequence: Annotated[int | None, size("N", "Transformer: tokens of a sample. Default: 32.")] = None,
     heads: Annotated[int | None, size("N", "Transformer: heads of attention. Default: 8.")] = None,
     ff: Annotated[int | None, size("N", "Transformer: width inside an MLP. Default: 4 times the width.")] = None,
     experts: Annotated[

@@ -66,10 +66,10 @@ class Transformer(Problem):
     """
 
     batch: int = 8
-    width: int = 256
-    sequence: int = 64
+    width: int = 128
+    sequence: int = 32
     heads: int = 8
-    ff: int = 1024
+    ff: int = 512
     experts: int = 0
     top_k: int = 2
     capacity_factor: float = 1.0
