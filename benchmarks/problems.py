@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from benchmarks.words import counted
 from contract.axes import STRATEGIES, STRATEGIES_OF_BLOCKS
 from contract.problem import Problem
 from contract.strategy import Run
@@ -35,15 +36,15 @@ def sizes(problem: Problem) -> dict[str, Any]:
 def outline(problem: Problem) -> str:
     """The sizes in words, without the dtype."""
     if not isinstance(problem, Transformer):
-        return f"batch {problem.batch}, width {problem.width}, {problem.layers} layers"
+        return f"batch {problem.batch}, width {problem.width}, {counted(problem.layers, 'layer')}"
     text = f"transformer, batch {problem.batch}, sequence {problem.sequence}, width {problem.width}, "
-    text += f"{problem.heads} heads, ff {problem.ff}, {problem.layers} blocks"
+    text += f"{counted(problem.heads, 'head')}, ff {problem.ff}, {counted(problem.layers, 'block')}"
     return f"{text}, {experts(problem)}" if problem.experts else text
 
 
 def experts(problem: Transformer) -> str:
     """The experts of a transformer in words."""
-    return f"{problem.experts} experts, top {problem.top_k}, capacity factor {problem.capacity_factor:g}"
+    return f"{counted(problem.experts, 'expert')}, top {problem.top_k}, capacity factor {problem.capacity_factor:g}"
 
 
 def words(problem: Problem) -> str:
