@@ -25,18 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import turns
 from benchmarks.documents import resume
+from benchmarks.problems import sizes, strategies_of, with_experts
 from benchmarks.steps.numbers import IMPLEMENTATIONS, METHOD, Samples, disagreements, peers_of, rates, ratios, rows
-from contract.axes import STRATEGIES, one_axis, parse_axes
+from contract.axes import one_axis, parse_axes
 from contract.problem import Problem
 from contract.strategy import Run
 from shardiff.system import machine
 
-DEFAULT_STRATEGIES = ("single_device", *(name for name in STRATEGIES if name != "zero2"))  # whose peers are context
 PROFILED = 5  # steps of each JAX contestant under the profiler
 
 
@@ -80,11 +80,13 @@ def plan(
     speed_batch: int = 2048,
     meshes: Sequence[str] = (),
     reshard: bool | None = None,
+    recompute: str = "none",
 ) -> Plan:
     """Raises ValueError for what cannot be run. single_device runs on 1 rank, whatever `ranks` says.
 
     meshes: `dp=2,tp=2`, instead of ranks; the strategies are then those of their axes. schedule: of a pipeline; without
     strategies, one other than GPipe's is of pipeline_parallel alone. reshard: of fully_sharded, and in the same way.
+    recompute: of a transformer's blocks.
     """
     for name, value in (("iterations", iterations), ("rounds", rounds), ("speed-batch", speed_batch)):
         if value < 1:
@@ -96,21 +98,26 @@ def plan(
     for implementation in implementations:
         if implementation not in IMPLEMENTATIONS:
             raise ValueError(f"unknown implementation {implementation!r}; known: {', '.join(IMPLEMENTATIONS)}")
-    rest: dict[str, Any] = {"problem": problem, "optimizer": optimizer, "device": device}
+    rest: dict[str, Any] = {"optimizer": optimizer, "device": device}
     if meshes:
         if ranks:
             raise ValueError("a mesh says the number of ranks: give --mesh or --ranks, not both")
         chosen, alone = [parse_axes(mesh, tuple(strategies)) for mesh in meshes], False
     else:
         meant = [("pipeline_parallel", schedule != "gpipe"), ("fully_sharded", reshard is not None)]
-        named = strategies or [name for name, yes in meant if yes] or DEFAULT_STRATEGIES
+        named = (
+            strategies
+            or [name for name, yes in meant if yes]
+            or ("single_device", *(name for name in strategies_of(problem) if name != "zero2"))  # its peers are context
+        )
         chosen = [one_axis(s, n) for n in ranks or (2, 4) for s in named if s != "single_device"]
         alone = "single_device" in named
-    runs = [Run("torch", (), microbatches=1, **rest)] if alone else []
-    order = {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
+    runs = [Run("torch", (), problem, microbatches=1, **rest)] if alone else []
+    rest |= {"microbatches": microbatches, "schedule": schedule, "chunks": chunks, "recompute": recompute}
     for axes in chosen:
-        sharded = any(axis.strategy == "fully_sharded" for axis in axes)
-        runs.append(Run("torch", axes, **order, **rest, reshard=reshard if sharded else None))
+        names = [axis.strategy for axis in axes]
+        kept = reshard if "fully_sharded" in names else None
+        runs.append(Run("torch", axes, with_experts(problem, names), **rest, reshard=kept))
     if reshard is not None and all(run.reshard is None for run in runs):
         raise ValueError("reshard is of fully_sharded, which is not among the strategies")
     gpus = machine.num_gpus() if device != "cpu" else 0
@@ -141,7 +148,7 @@ def begin(plan: Plan) -> dict[str, Any]:
     document: dict[str, Any] = {"kind": "steps", "schema": 1, "complete": False, "machine": machine.facts()}
     document["method"] = METHOD
     document["settings"] = {
-        **asdict(run.problem),
+        **sizes(run.problem),
         "optimizer": run.optimizer,
         "microbatches": max(r.microbatches for r in plan.runs),
         "schedule": plan.runs[-1].schedule,
