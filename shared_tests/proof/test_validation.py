@@ -180,7 +180,7 @@ BLOCKS_REFUSED = [  # mesh, strategies, problem, the line
     ("dp=2", [], replace(BLOCKS, experts=-1), "experts must be at least 0, got -1"),
     ("dp=2", [], replace(EXPERTS, top_k=5), "a token cannot go to 5 of 4 experts"),
     *(("dp=2", [], replace(EXPERTS, capacity_factor=value),
-       f"capacity-factor must be finite and more than 0, got {value:g}")
+       f"capacity-factor must be a number above 0, got {value:g}")
       for value in (0, -1.5, float("nan"), float("inf"))),
 ]  # fmt: skip
 
