@@ -17,6 +17,7 @@ from contract.transformer import Transformer
 from shardiff.record import Record
 from shared_tests import evidence
 from shared_tests.on_ranks import traced
+from shared_tests.padded import Padded
 
 MLP = Transformer(batch=4, width=16, layers=2, dtype="float64", sequence=8, heads=4, ff=24)
 MOE = replace(MLP, experts=4)  # of a capacity that drops some tokens
@@ -187,6 +188,29 @@ ROUNDED += [
 def test_in_other_dtypes_a_run_is_as_exact_as_a_single_device(run, execute, reference_of):
     own = execute(evidence.single_device(run)) if run.problem.dtype == "bfloat16" else None
     assert evidence.failures(run, execute(run), reference_of(run), own) == []
+
+
+# Uneven token counts: of 18 tokens a rank of sequence parallel has 7, and a rank of dp 3. The mean of the means over
+# each rank's tokens would be another loss.
+PADDED = Padded(**vars(MLP), lengths=(8, 7, 2, 1))
+UNEVEN_TOKENS = [
+    make("torch", named(mesh, *which), problem, steps=1)
+    for mesh, which, problem in (
+        ("dp=2", (), PADDED),
+        ("fsdp=2,tp=2", ("sequence_parallel",), PADDED),
+        ("cp=2", ("ring_attention",), PADDED),
+        ("pp=2", (), PADDED),
+        ("dp=2,cp=2", ("context_parallel",), PADDED),
+        ("ep=2", (), replace(PADDED, experts=4)),
+    )
+]
+UNEVEN_TOKENS += [in_jax("shard_map", named("cp=2", "ring_attention"), PADDED)]
+UNEVEN_TOKENS += [in_jax("annotated", named("tp=2", "sequence_parallel"), PADDED)]
+
+
+@each(UNEVEN_TOKENS)
+def test_the_loss_is_the_mean_over_the_tokens_that_count_however_they_are_spread(run, execute, reference_of):
+    assert evidence.failures(run, execute(run), reference_of(run)) == []
 
 
 PAIRED = [run for run in NAIVE if len(run.axes) == 2]
