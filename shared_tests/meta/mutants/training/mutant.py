@@ -26,6 +26,7 @@ class Mutant:
 
     words: a pattern in the error's text, for a mutant that raises. The rest describes the run: one strategy on `degree`
     ranks, or the strategies of `mesh`. of_both: the implementation, for a module that both JAX implementations share.
+    problem: if it is not the MLP of `batch` and `layers`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Mutant:
     overlap: bool = True
     words: str = ""
     schedule: str = "gpipe"
+    problem: Problem | None = None
 
     @property
     def run(self) -> Run:
@@ -52,7 +54,7 @@ class Mutant:
         return Run(
             "torch" if package == "torch_impl" else named,
             parse_axes(self.mesh, (self.strategy,)) if self.mesh else one_axis(self.strategy, self.degree),
-            Problem(self.batch, 8, self.layers, "float64"),
+            self.problem or Problem(self.batch, 8, self.layers, "float64"),
             self.optimizer,
             self.steps,
             self.microbatches,
