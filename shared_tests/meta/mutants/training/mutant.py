@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from contract.axes import one_axis, parse_axes
 from contract.problem import Problem
 from contract.strategy import Run
+from contract.transformer import Transformer
 from shared_tests.edited import Edit
 
 # Claims of contract.proof and of the shards, and two ways to end without a result.
@@ -18,6 +19,7 @@ RAISES, STUCK = "raises", "stuck"
 UPDATE = frozenset({PARAMETERS, STATE})
 BACKWARD = UPDATE | {GRADIENTS, NORM}
 ALL = BACKWARD | {LOSS}
+LOST_SUM = BACKWARD | {REPLICAS}
 
 
 @dataclass(frozen=True)
@@ -69,3 +71,17 @@ def mutant(name: str, module: str, old: str, new: str, claims: frozenset[str] | 
     rest.setdefault("strategy", module.rpartition(".")[2])
     edits = rest.pop("more", ())
     return Mutant(name, module, ((old, new), *edits), frozenset(claims), **rest)
+
+
+MLP = Transformer(batch=4, width=16, layers=1, dtype="float64", sequence=8, heads=4, ff=24)
+MOE = replace(MLP, experts=4)
+
+
+def of_blocks(module: str, name: str, old: str, new: str, claims: frozenset[str] | set[str], **rest: Any) -> Mutant:
+    """A mutant with one edit that is tried with a transformer: with an MLP, if `problem` is not another."""
+    return mutant(name, module, old, new, claims, **{"problem": MLP, **rest})
+
+
+def of_strategy(name: str, *edit: Any, **rest: Any) -> Mutant:
+    """A mutant of a strategy of torch, tried with a transformer."""
+    return of_blocks(f"torch_impl.explicit.{name}", *edit, **rest)
