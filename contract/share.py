@@ -245,7 +245,6 @@ def attentions(share: Share, one: Pass) -> list[Part]:
     return [part for part in share.parts_of(one) if isinstance(part.cuts, Attention)]
 
 
-
 def heads_of(share: Share, one: Pass, part: Part) -> int:
     """The elements of a rank's q, or k, or v: its rows, its tokens, the features of its heads."""
     d = share.problem.width

@@ -102,6 +102,14 @@ class Run:
         return tuple(sorted(self.axes, key=lambda axis: strategies.of(axis.strategy).DEPTH))
 
     @property
+    def cutting_the_batch(self) -> Axes:
+        """The axes in the order in which they cut the batch: as strategies nest, but `cp` first.
+
+        It splits the sequence inside the layers, and sequence_parallel what it leaves.
+        """
+        return tuple(sorted(reversed(self.nested), key=lambda axis: axis.name != "cp"))
+
+    @property
     def state_is_split(self) -> bool:
         """Whether replicas of a rank's computation update different parts of the parameters (ZeRO)."""
         return any(strategies.of(name).DEPTH == 1 for name in self.strategies)
@@ -224,20 +232,17 @@ def impossible(run: Run) -> str | None:
         return "no annotation derives a ring: what XLA makes of a split sequence is context_parallel"
     if run.recompute != "none" and not isinstance(problem, Transformer):
         return "an MLP stores what its backward pass needs: recompute is for a transformer's blocks"
-    if "cp" in names and "sequence_parallel" in run.strategies:
-        return "sequence_parallel and cp both split the sequence; beside cp, use megatron_tensor_parallel"
     rows, unit = problem.batch, max(problem.unit, *(strategies.of(axis.strategy).UNIT for axis in run.axes), 1)
     for axis in run.axes:
         rows = min(strategies.of(axis.strategy).rows(rows, axis.size))
     parts = whole_parts(problem, 2)  # every kind of layer
     for axis in reversed(run.nested):
         strategy = strategies.of(axis.strategy)
+        sequence = problem.sequence // (run.size_of("cp") if axis.name != "cp" else 1)
         heads = problem.heads // run.size_of("tp") if isinstance(problem, Transformer) else 1
         pairs = [pair for part in parts for pair in zip(part.cuts, problem.shape(part.layer), strict=True)]
         shortest = min(length(cut[0], shape[0]) for cut, shape in pairs)
-        asked = Asked(
-            problem, run.microbatches, rows, unit, shortest, run.schedule, run.chunks, problem.sequence, heads
-        )
+        asked = Asked(problem, run.microbatches, rows, unit, shortest, run.schedule, run.chunks, sequence, heads)
         if flaw := strategy.refusal(asked, axis.size):
             return flaw
         parts = strategy.cut(parts, problem, axis.size, 0, unit)

@@ -26,7 +26,7 @@ from jax_impl import model
 from jax_impl.blocks import Blocks
 from jax_impl.collectives import all_reduce, varying
 from jax_impl.mesh import shardings
-from jax_impl.model import is_layer, squared_error
+from jax_impl.model import is_layer, split_by, squared_error
 from jax_impl.specs import Strategies, batch_specs, chain, load, merged_rules, module, params_specs, pipeline_of
 from jax_impl.ticks import Chunk, named
 
@@ -160,8 +160,8 @@ def annotated(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> Array:
     strategies, rules = load(run), merged_rules(load(run))
     states_activations = run.spelling == "best" and any(getattr(s, "ACTIVATIONS", False) for s in strategies)
 
-    def as_stated(x: Array, *names: str | None) -> Array:
-        spec = P(*(rules.get(name or "") for name in names))
+    def as_stated(x: Array, *names: Any) -> Array:
+        spec = P(*(split_by(rules, name) for name in names))
         return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if states_activations else x
 
     def layers_of(params: list[Any], x: Array) -> Array:
