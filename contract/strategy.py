@@ -13,6 +13,11 @@ changes nothing:
     own(layer, mesh)                what this rank updates of a layer's parameters or gradients
     whole(layer, mesh)              a layer's parameters, made from what every rank has updated
     forward(params, x, mesh)        what the layers compute, for a strategy that cuts inside a layer
+    enter(x, mesh)                  in a block of a transformer: the normalized input of a layer
+    leave(y, mesh)                  the output of a layer, before it is added to the residual stream
+    attend(q, k, v, local, mesh)    attention; local: of queries to keys that are on one rank
+    dispatch(h, mesh)               tokens on their way to the experts
+    combine(h, mesh)                what the experts make of them, on its way back
     execute(...)                    the order of execution, for a strategy that runs layers on different ranks
     total(share, mesh)              sums this axis's shares of the loss
 
@@ -241,8 +246,8 @@ def impossible(run: Run) -> str | None:
         sequence = problem.sequence // (run.size_of("cp") if axis.name != "cp" else 1)
         heads = problem.heads // run.size_of("tp") if isinstance(problem, Transformer) else 1
         pairs = [pair for part in parts for pair in zip(part.cuts, problem.shape(part.layer), strict=True)]
-        shortest = min(length(cut[0], shape[0]) for cut, shape in pairs)
-        asked = Asked(problem, run.microbatches, rows, unit, shortest, run.schedule, run.chunks, sequence, heads)
+        heights = frozenset(length(cut[0], shape[0]) for cut, shape in pairs)
+        asked = Asked(problem, run.microbatches, rows, unit, heights, run.schedule, run.chunks, sequence, heads)
         if flaw := strategy.refusal(asked, axis.size):
             return flaw
         parts = strategy.cut(parts, problem, axis.size, 0, unit)
