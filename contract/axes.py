@@ -26,6 +26,7 @@ AXES_OF_BLOCKS = {  # of strategies that only blocks of a transformer have
     "expert_parallel": "ep",
 }
 ALL_AXES = AXES | AXES_OF_BLOCKS
+STRATEGIES_OF_BLOCKS = (*(name for name in STRATEGIES if name != "tensor_parallel"), *AXES_OF_BLOCKS)
 ON_AXES = tuple(name for name in ALL_AXES if ALL_AXES[name])
 USUAL = {  # axis -> default
     "dp": "data_parallel",

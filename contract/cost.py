@@ -50,7 +50,11 @@ def _of_axis(run: Run, axis: Axis) -> list[Record]:
 
 
 def _sent(run: Run, axis: Axis, group: tuple[int, ...]) -> Iterator[Sent]:
-    return strategies.of(axis.strategy).communication(share(run, group[0]), axis.size)
+    """What a group sends; with blocks that are run again, what these send a second time."""
+    for sent in strategies.of(axis.strategy).communication(share(run, group[0]), axis.size):
+        yield sent
+        if sent.again and run.recompute == "block":
+            yield sent._replace(phase="backward", tick=-1 - sent.tick)
 
 
 def _record(run: Run, axis: Axis, group: tuple[int, ...], sent: Sent) -> Record:

@@ -11,9 +11,10 @@ import numpy as np
 
 from contract import strategies
 from contract.axes import Axes
+from contract.kept import Kept, of_layer, of_output
 from contract.problem import Problem, split_sizes
 from contract.schedule import Schedule, make, parts_of
-from contract.share import Kept, Part, Pass, Share, names, whole_parts
+from contract.share import Part, Pass, Share, names, whole_parts
 from contract.strategy import Run
 
 
@@ -86,12 +87,13 @@ def share(run: Run, rank: int) -> Share:
     rows = run.problem.batch
     for axis in reversed(run.nested):
         rows = strategies.of(axis.strategy).rows(rows, axis.size)[at[axis.name]]
-    _, features = kept(run, rank)
-    program = run.implementation, run.gathered_again
-    inside: dict[str, Any] = {"sequence": tokens_of(run), "used": tuple(held_by(run, rank, "use"))}
-    inside["run_again"] = run.recompute == "block"
+    features = kept(run, (of_output(run.problem),))[0].elements
+    program, used = (
+        (run.implementation, run.gathered_again and run.recompute != "block"),
+        tuple(held_by(run, rank, "use")),
+    )
     if "pipeline_parallel" not in run.strategies:
-        return Share(run.problem, *held, (Pass(rows),), (rows,), int(features), *program, **inside)
+        return Share(run.problem, *held, (Pass(rows),), (rows,), features, *program, sequence=tokens_of(run), used=used)
     stages, schedule = run.size("pipeline_parallel"), schedule_of(run)
     chunks = [tuple(chunk) for chunk in chunks_of(run, rank)]
     by_ticks = run.implementation != "torch" and not run.in_gpipes_order
@@ -109,8 +111,8 @@ def share(run: Run, rank: int) -> Share:
         ticks = run.microbatches + stages - 1
         derived = run.implementation == "annotated"
         passes = [Pass(microbatches[0], True, (derived or 0 < tick) and stages > 1) for tick in range(ticks)]
-    pipeline = schedule, by_ticks
-    return Share(run.problem, *held, tuple(passes), microbatches, int(features), *program, *pipeline, **inside)
+    of_pipeline = schedule, by_ticks, tokens_of(run), used
+    return Share(run.problem, *held, tuple(passes), microbatches, features, *program, *of_pipeline)
 
 
 def tokens_of(run: Run) -> int:
@@ -131,17 +133,18 @@ def padded_rows(run: Run) -> int:
     return -(-rows // run.microbatches)
 
 
-def kept(run: Run, rank: int) -> tuple[list[Kept], float]:
-    """Elements per row that each layer of a rank keeps for its backward pass, and those of the loss's residual.
+def kept_of(run: Run, part: Part) -> list[Kept]:
+    """What a rank keeps of a layer until its backward pass, for each sample that it works on."""
+    return kept(run, of_layer(run.problem, part.layer))
 
-    Every layer is counted as one in the middle of the model; `contract.memory` corrects for the first and the last
-    layer.
-    """
-    width = run.problem.width * run.problem.sequence
-    layers, residual = [Kept(width, width) for _ in held_by(run, rank)], float(width)
+
+@lru_cache(256)
+def kept(run: Run, tensors: tuple[Kept, ...]) -> list[Kept]:
+    """What a rank of `run` has of these tensors. Every rank has as much."""
+    mine = list(tensors)
     for axis in reversed(run.nested):
-        layers, residual = strategies.of(axis.strategy).kept(layers, residual, axis.size)
-    return layers, residual
+        mine = strategies.of(axis.strategy).kept(mine, axis.size)
+    return mine
 
 
 def cut(params: Sequence[Any], parts: Sequence[Part]) -> list[Any]:

@@ -8,10 +8,10 @@ it updates for SGD with momentum, and twice as large for AdamW, which keeps two 
 of them have the problem's dtype: this is the accounting of ZeRO (Rajbhandari et al., 1910.02054, section 3.1) without
 the float32 copies. Step counters take a few bytes and are not counted.
 
-Activations are what the backward pass needs besides parameters and batch, at the end of the forward pass: for each
-layer its input (for dW = X^T dZ) and its pre-activation Z (for gelu'), and for the loss the residual (Korthikanti et
-al., 2205.05198, count in the same way). This is what autograd keeps in `torch_impl`; XLA may keep less and recompute
-it.
+Activations are what the backward pass needs besides parameters and batch, at the end of the forward pass: what
+autograd keeps in `torch_impl`, which `contract.kept` lists by tensors. Of an MLP it is each layer's input (for dW = X^T
+dZ) and its pre-activation Z (for gelu'), and for the loss the residual (Korthikanti et al., 2205.05198, count in the
+same way). XLA may keep less and recompute it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass
 from math import prod
 
 from contract import strategies
-from contract.layout import chunks_of, held_by, kept, layout, share, unit_of
+from contract.kept import Kept, nbytes, of_output
+from contract.layout import chunks_of, held_by, kept, kept_of, layout, share, unit_of
 from contract.optimizer import SLOTS
 from contract.problem import BYTES
 from contract.share import HELD, Part, length
@@ -72,13 +73,19 @@ def _bytes(run: Run, parts: Sequence[Part]) -> int:
 
 
 def gathered(run: Run, rank: int) -> int:
-    """Bytes of the parameters that are gathered for the forward pass and kept for the backward pass."""
+    """Bytes of the parameters that are gathered for the forward pass and kept for the backward pass.
+
+    Where they are gathered again, vectors are kept nevertheless; of a block that is run again, nothing is.
+    """
     gathers = [a.size for a in run.axes if strategies.gathers(a.strategy)]
-    if not gathers or run.gathered_again:
+    if not gathers or (run.recompute == "block" and "pipeline_parallel" not in run.strategies):
         return 0
-    mine = share(run, rank)
-    used = [mine.used_backward(part, first=not part.layer) for part in mine.parts]
-    return prod(gathers) * sum(elements for of_part in used for _, elements in of_part) * BYTES[run.problem.dtype]
+    mine, size = share(run, rank), 0
+    for part in mine.parts:
+        needed = () if run.gathered_again else mine.used_backward(part, first=not part.layer)
+        gains = [elements for name, elements in mine.tensors(part) if name.startswith("gain") and part.layer]
+        size += sum(elements for _, elements in needed) + sum(gains)
+    return prod(gathers) * size * BYTES[run.problem.dtype]
 
 
 def activations(run: Run, rank: int) -> int:
@@ -88,28 +95,28 @@ def activations(run: Run, rank: int) -> int:
     single_device keeps L - 1 inputs and L pre-activations, (2 L - 1) B D e, and the residual, B D c. tensor_parallel
     keeps (L - 1) B D e + L B D / n e + B D / n c, and megatron_tensor_parallel L B D / n e + (L - 1) B D e + B D c. The
     first part of a pipeline does not keep the input of its first layer, and only the last part keeps the residual.
-    What is `gathered` and kept is part of it.
+    What is `gathered` and kept is part of it. What is `recomputed` is not.
 
     How many microbatches a stage of a pipeline keeps at a time follows from its schedule: a microbatch counts from its
     forward pass until its backward pass, so 1F1B keeps p of them on the first stage, and GPipe all m. Where the
-    backward pass is split, the gradient of a pre-activation takes the place of the pre-activation until the gradient of
-    the weights; the pre-activations within a unit of layers stay as well.
+    backward pass is split, the gradients of the results of the products are kept until the gradients of the weights,
+    and all that comes before the last product of a unit of layers.
     """
-    problem, mine = run.problem, share(run.in_torch, rank)
-    e, c, unit = BYTES[problem.dtype], BYTES[mine.loss_dtype], unit_of(run)
-    layers, residual = kept(run, rank)
-    left = iter(layers)
+    mine, unit = share(run.in_torch, rank), unit_of(run)
+    residual = nbytes(kept(run, (of_output(run.problem),)))
     whole, put_off = [], []  # bytes per row of each chunk, until the backward pass and until that of the weights
     for parts in chunks_of(run, rank):
-        of_chunk = [next(left) for _ in parts]
-        first, last = parts[0].layer == 0, parts[-1].layer == problem.depth - 1
-        elements = sum(layer.preactivation + layer.input for layer in of_chunk) - (of_chunk[0].input if first else 0)
-        inner = sum(layer.preactivation for i, layer in enumerate(of_chunk) if (i + 1) % unit)
-        whole.append(elements * e + (residual * c if last else 0))
-        put_off.append((elements + inner) * e)
+        stored, waiting = 0, 0
+        for i, part in enumerate(parts):
+            tensors = without_input(run, part) if part.layer == 0 else kept_of(run, part)
+            stored += nbytes(remembered(run, tensors, first=i % unit == 0), "put_off")
+            after = ("result",) if (i + 1) % unit == 0 else ()
+            waiting += nbytes(tensors, *after)
+        whole.append(stored + (residual if parts[-1].layer == run.problem.depth - 1 else 0))
+        put_off.append(waiting)
     if mine.schedule is None:
-        return round(sum(mine.microbatches) * whole[0]) + gathered(run, rank)
-    now = most = 0.0
+        return sum(mine.microbatches) * whole[0] + gathered(run, rank)
+    now = most = 0
     for action in mine.schedule.orders[run.mesh.coordinates(rank)["pp"]]:
         rows = mine.microbatches[action.microbatch]
         if action.kind == "forward":
@@ -121,4 +128,30 @@ def activations(run: Run, rank: int) -> int:
         else:
             now -= rows * put_off[action.chunk]
         most = max(most, now)
-    return round(most) + gathered(run, rank)
+    return most + gathered(run, rank)
+
+
+def without_input(run: Run, part: Part) -> list[Kept]:
+    """What a rank keeps of the model's first layer, whose input is the batch and has no gradient."""
+    return [tensor for tensor in kept_of(run, part) if tensor.role not in ("input", "of_input")]
+
+
+def remembered(run: Run, tensors: Sequence[Kept], first: bool) -> list[Kept]:
+    """Those of a layer's tensors that are not computed again. first: of the layers of a block, whose input is kept."""
+    if run.recompute == "block":
+        return [
+            tensor._replace(size=BYTES[run.problem.dtype])
+            for tensor in tensors[:1]
+            if first and tensor.role == "of_input"
+        ]
+    return [tensor for tensor in tensors if run.recompute == "none" or tensor.role != "scores"]
+
+
+def recomputed(run: Run, rank: int) -> int:
+    """Bytes that a rank holds besides while it computes a block, or the attention of one, again, for a microbatch."""
+    mine = share(run.in_torch, rank)
+    parts = [part for part in mine.parts if run.recompute != "none"]
+    blocks = [[t for part in parts[i : i + 2] for t in kept_of(run, part)] for i in range(0, len(parts), 2)]
+    if run.recompute == "selective":
+        blocks = [[t for t in block if t.role in ("attended", "scores")] for block in blocks]
+    return max(mine.microbatches) * max((nbytes(block, "put_off") for block in blocks), default=0)

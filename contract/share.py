@@ -87,18 +87,12 @@ class Pass(NamedTuple):
     parts: tuple[Part, ...] | None = None
 
 
-class Kept(NamedTuple):
-    """Elements per row that one layer keeps for its backward pass: its input, and its pre-activation."""
-
-    input: float
-    preactivation: float
-
-
 class Sent(NamedTuple):
     """One collective of a group. elements: of its payload. dtype: None stands for the problem's.
 
     edges: of a permute, (source, target) as positions on the axis. tick: of a permute; all sends of one tick are one
-    permute. times: how often it runs in a step.
+    permute. times: how often it runs in a step. again: whether a block that is run again in the backward pass sends it
+    again: all that the forward pass sends but the sum after the last product, whose result the backward pass needs not.
     """
 
     op: str
@@ -109,6 +103,7 @@ class Sent(NamedTuple):
     edges: tuple[tuple[int, int], ...] = ()
     tick: int = 0
     times: int = 1
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -175,8 +170,7 @@ class Share:
     parameters that are gathered before use are freed after the forward pass and gathered again for the backward pass.
     schedule: of a pipeline. by_ticks: whether what is sent follows the schedule's ticks, as in a program that all
     stages run, and not the order in which messages come about. sequence: the tokens of a sample inside the layers.
-    used: the parts as they are computed with, which may have been gathered. run_again: whether a transformer's blocks
-    are run again for the backward pass (but for the last product, whose result it does not need).
+    used: the parts as they are computed with, which may have been gathered.
     """
 
     problem: Problem
@@ -191,7 +185,6 @@ class Share:
     by_ticks: bool = False
     sequence: int = 1
     used: tuple[Part, ...] = ()
-    run_again: bool = False
 
     @property
     def derived(self) -> bool:
@@ -251,10 +244,6 @@ def attentions(share: Share, one: Pass) -> list[Part]:
     """The attention layers of a pass, one for each block."""
     return [part for part in share.parts_of(one) if isinstance(part.cuts, Attention)]
 
-
-def runs(share: Share) -> list[tuple[str, bool]]:
-    """How often layers run forward, as (phase, whether it is a run for the backward pass)."""
-    return [("forward", False), *([("backward", True)] if share.run_again else [])]
 
 
 def heads_of(share: Share, one: Pass, part: Part) -> int:

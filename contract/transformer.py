@@ -65,9 +65,11 @@ class Transformer(Problem):
     first choices before second ones, and in the order of the tokens; what exceeds that is dropped: its gate is 0.
     """
 
-    sequence: int = 64
+    batch: int = 8
+    width: int = 128
+    sequence: int = 32
     heads: int = 8
-    ff: int = 4096
+    ff: int = 512
     experts: int = 0
     top_k: int = 2
     capacity_factor: float = 1.0
@@ -119,6 +121,6 @@ class Transformer(Problem):
             return f"experts must be at least 0, got {self.experts}"
         if self.experts and self.top_k > self.experts:
             return f"a token cannot go to {self.top_k} of {self.experts} experts"
-        if not self.capacity_factor > 0:
-            return f"capacity-factor must be more than 0, got {self.capacity_factor:g}"
+        if not 0 < self.capacity_factor < float("inf"):
+            return f"capacity-factor must be a number above 0, got {self.capacity_factor:g}"
         return None

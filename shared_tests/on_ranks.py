@@ -85,7 +85,6 @@ def loss_alone(device: torch.device, run: Run) -> float:
 def passes(device: torch.device, runs: Sequence[Run], traced: bool = False) -> list[tuple[float, Any, int, Any]]:
     """Of each run's first step: the loss, this rank's gradients, the most bytes kept, and the calls, if traced."""
     from benchmarks.memory_torch import kept_for_backward
-    from contract.layout import layout
     from shardiff.tracing.tracer import capture
     from torch_impl import train
     from torch_impl.compose import loss_and_grads
@@ -111,7 +110,7 @@ def passes(device: torch.device, runs: Sequence[Run], traced: bool = False) -> l
             results.append((0.0, [], 0, calls))
             continue
         most = kept_for_backward(step, [*(p for layer in params for p in layer), *batch], put_off)
-        owns = [(True, True)] * len(layout(run)[dist.get_rank()])
+        owns = [[True] * len(layer) for layer in params]
         results.append((got[0].item(), train.to_numpy(got[1], owns), most or 0, None))
     return results
 

@@ -83,9 +83,9 @@ def attention(model: Blocks, layer: Attention, h: Tensor, mesh: Mesh) -> Tensor:
 def causal(q: Tensor, k: Tensor, v: Tensor, first: int = 0) -> Tensor:
     """Attention of q[B, S, H, K] to k, v[B, T, H, K]; row i of q has the position first + i. Softmax in float32."""
     scores = torch.einsum("bshk,bthk->bhst", q, k) * q.shape[-1] ** -0.5
-    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(first + 1)
+    hidden = scores.new_full(scores.shape[-2:], -torch.inf).triu(first + 1)  # a sum, unlike masked_fill, keeps nothing
     wide = torch.float32 if q.dtype == torch.bfloat16 else q.dtype
-    p = F.softmax(scores.masked_fill(hidden, -torch.inf), -1, dtype=wide).to(q.dtype)
+    p = F.softmax(scores + hidden, -1, dtype=wide).to(q.dtype)
     return torch.einsum("bhst,bthk->bshk", p, v)
 
 

@@ -109,6 +109,21 @@ def all_to_all(x: Tensor, group: ProcessGroup) -> Tensor:
     return out
 
 
+def pass_on(x: Tensor, group: ProcessGroup) -> tuple[list[dist.Work], Tensor]:
+    """Start to send `x` to the next rank, and to receive the previous rank's, which is returned. S = x, wire S.
+
+    rank 0: A      =>  B
+    rank 1: B      =>  A
+    """
+    rank, n, x = group.rank(), group.size(), x.contiguous()
+    if n == 1:
+        return [], x
+    arriving = torch.empty_like(x)
+    send = dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % n)
+    receive = dist.P2POp(dist.irecv, arriving, group=group, group_peer=(rank - 1) % n)
+    return dist.batch_isend_irecv([send, receive]), arriving
+
+
 def wait(work: dist.Work | None) -> None:
     """Wait for a collective that was started with async_op=True."""
     assert work is not None  # this rank is in the group

@@ -45,6 +45,7 @@ def lesson(
     from benchmarks.lesson import view
     from benchmarks.lesson.made import make
     from benchmarks.lesson.picture import picture as draw
+    from benchmarks.problems import words
     from contract.axes import one_axis, parse_axes
     from contract.problem import Problem
     from shardiff.system import environment, memory
@@ -65,7 +66,7 @@ def lesson(
         ranks = prod(axis.size for axis in axes)
         named = [f"cpu:{ranks}" if each == "cpu" else each for each in asked]
         pairs = diff_strategies.plan(strategy or [], "annotated", ranks, mesh, named, problem, **rest)
-        memory.require(memory_limit.of_diff([run for run, _ in pairs]), memory_limit.describe(problem))
+        memory.require(memory_limit.of_diff([run for run, _ in pairs]), words(problem))
         environment.check(jax=bool(asked))
         targets = [each for _, each in pairs] if asked else []
         with terminal.progress() as update:

@@ -12,7 +12,7 @@ Every file has all of these names, in this order. A missing one is an error; the
     rows(total, n)                      how many of `total` rows of the batch each of n ranks has
     cut(parts, problem, n, index, unit) what rank `index` of n holds of `parts`, the parts of the parameters
     communication(share, n)             what one group of n ranks sends in one step, as `Sent`; share: of its first rank
-    kept(layers, residual, n)           what a rank keeps for the backward pass, of what it would keep without it
+    kept(tensors, n)                    what a rank keeps for the backward pass, of what it would keep without it
 """
 
 from __future__ import annotations

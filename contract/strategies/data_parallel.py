@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from contract.kept import Kept
 from contract.problem import Problem, split_sizes
-from contract.share import Asked, Kept, Part, Sent, Share
+from contract.share import Asked, Part, Sent, Share
 
 AXIS = "dp"
 UNIT = 1
@@ -41,6 +42,6 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
             yield Sent("all_reduce", elements, "backward", f"gradient of {name}")
 
 
-def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
+def kept(tensors: Sequence[Kept], n: int) -> list[Kept]:
     """For each of its rows a rank keeps what a single device keeps."""
-    return list(layers), residual
+    return list(tensors)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from contract.kept import Kept
 from contract.problem import Problem, split_sizes
-from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow_dims, runs
+from contract.share import HELD, Asked, Part, Sent, Share, narrow_dims
 from contract.transformer import EXPERT_DIMS, Experts, Transformer
 
 AXIS = "ep"
@@ -45,13 +46,15 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     """Two all_to_alls each way for every layer with experts; the loss; gradients of everything but the experts."""
     problem = share.problem
     assert isinstance(problem, Transformer)
-    for phase in (*(phase for phase, _ in runs(share)), "backward"):
+    for phase in ("forward", "backward"):
         for one in share.passes:
             for part in share.parts_of(one):
                 if isinstance(part.cuts, Experts):
                     size = one.rows * problem.experts * problem.capacity * problem.width
-                    for what in ("to the experts", "from the experts"):
-                        yield Sent("all_to_all", size, phase, f"{what} of layer {part.layer}")
+                    ways = ("to the experts", "from the experts")
+                    for what in ways if phase == "forward" else (f"gradient of what goes {way}" for way in ways):
+                        again = phase == "forward"
+                        yield Sent("all_to_all", size, phase, f"{what} of layer {part.layer}", again=again)
     yield share.loss()
     for part in reversed(share.used):
         for name, elements in reversed(share.tensors(part)):
@@ -59,6 +62,6 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
                 yield Sent("all_reduce", elements, "backward", f"gradient of {name}")
 
 
-def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
+def kept(tensors: Sequence[Kept], n: int) -> list[Kept]:
     """A rank's experts have as many tokens of all ranks as all experts have of the rank's own."""
-    return list(layers), residual
+    return list(tensors)

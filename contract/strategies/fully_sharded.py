@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from contract.kept import Kept
 from contract.problem import Problem, split_sizes
-from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow_rows, uneven_rows
+from contract.share import HELD, Asked, Part, Sent, Share, narrow_rows, uneven_rows
 
 AXIS = "fsdp"
 UNIT = 1
@@ -38,16 +39,15 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     """Every layer gathered before each use; the loss; every gradient reduce_scattered. `share` has shards."""
     for part in share.parts:
         for name, elements in share.messages(part):
-            yield Sent("all_gather", n * elements, "forward", name)
+            yield Sent("all_gather", n * elements, "forward", name, again=share.schedule is None)
     yield share.loss()
     for i, part in reversed(list(enumerate(share.parts))):
-        again = share.used_backward(part, first=not i) if share.gathered_again else []
-        for name, elements in share.messages(part) if share.run_again else again:
+        for name, elements in share.used_backward(part, first=not i) if share.gathered_again else ():
             yield Sent("all_gather", n * elements, "backward", name)
         for name, elements in share.messages(part):
             yield Sent("reduce_scatter", n * elements, "backward", f"gradient of {name}")
 
 
-def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
+def kept(tensors: Sequence[Kept], n: int) -> list[Kept]:
     """For each of its rows a rank keeps what a single device keeps."""
-    return list(layers), residual
+    return list(tensors)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from contract.kept import Kept, split
 from contract.problem import Layer, Problem
-from contract.share import HELD, Asked, Kept, Part, Sent, Share, attentions, narrow_dims, uneven_heads
-from contract.transformer import TENSOR_DIMS, Transformer
+from contract.share import HELD, Asked, Part, Sent, Share, narrow_dims, uneven_heads
+from contract.transformer import TENSOR_DIMS, Attention, Transformer
 
 AXIS = "tp"
 UNIT = 2
@@ -52,10 +53,9 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     each = 1 if blocks else 2
     for one in share.passes:
         for part in share.parts_of(one)[::each]:
-            yield Sent("all_reduce", share.activation(one), "forward", f"output of layer {part.layer + each - 1}")
-    for one in share.passes if share.run_again else ():
-        for part in attentions(share, one):
-            yield Sent("all_reduce", share.activation(one), "backward", f"output of layer {part.layer}, again")
+            inner = isinstance(part.cuts, Attention)  # of a block, and not its last sum
+            what = f"output of layer {part.layer + each - 1}"
+            yield Sent("all_reduce", share.activation(one), "forward", what, again=inner)
     for one in share.passes:
         for i, part in reversed(list(enumerate(share.parts_of(one)[::each]))):
             if i or one.input_grad or blocks:
@@ -68,9 +68,6 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
                 yield Sent("all_reduce", elements, "backward", f"gradient of {name}")
 
 
-def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
-    """The first pre-activation of a pair and the activation within it are split. Everything else is whole."""
-    return [
-        Kept(layer.input / n, layer.preactivation) if i % 2 else Kept(layer.input, layer.preactivation / n)
-        for i, layer in enumerate(layers)
-    ], residual
+def kept(tensors: Sequence[Kept], n: int) -> list[Kept]:
+    """What is within a pair is split: pre-activation and activation; in a block, heads and the features of its MLP."""
+    return split(tensors, ("up_out", "down_in", "heads", "attend_heads"), n)

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from contract.kept import Kept
 from contract.messages import levels, programs
 from contract.problem import Problem, split_slices
 from contract.schedule import Action, Parts, Schedule, num_chunks, parts_of
 from contract.schedule_time import rows as ticks_of
-from contract.share import HELD, Asked, Kept, Part, Sent, Share
+from contract.share import HELD, Asked, Part, Sent, Share
 
 AXIS = "pp"
 UNIT = 1
@@ -109,6 +110,6 @@ def edge(schedule: Schedule, action: Action) -> tuple[int, int]:
     return action.stage, target.stage
 
 
-def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
+def kept(tensors: Sequence[Kept], n: int) -> list[Kept]:
     """Of a microbatch a stage keeps what a single device keeps of its layers. The schedule says how many at a time."""
-    return list(layers), residual
+    return list(tensors)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from contract.kept import Kept, split
 from contract.problem import Problem
-from contract.share import HELD, Asked, Kept, Part, Sent, Share, attentions, narrow_dims, uneven_heads
-from contract.transformer import TENSOR_DIMS
+from contract.share import HELD, Asked, Part, Sent, Share, narrow_dims, uneven_heads
+from contract.transformer import TENSOR_DIMS, Attention
 
 AXIS = "tp"
 UNIT = 2
@@ -42,16 +43,12 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     for phase in ("forward", "backward"):
         for one in share.passes:
             for part in share.parts_of(one):
-                yield Sent("all_gather", share.activation(one), phase, f"layer {part.layer}")
-                yield Sent("reduce_scatter", share.activation(one), phase, f"layer {part.layer}")
-    for one in share.passes if share.run_again else ():
-        for part in attentions(share, one):
-            for op, layer in (
-                ("all_gather", part.layer),
-                ("reduce_scatter", part.layer),
-                ("all_gather", part.layer + 1),
-            ):
-                yield Sent(op, share.activation(one), "backward", f"layer {layer}, again")
+                ends = (
+                    ("input", "output") if phase == "forward" else ("gradient of the output", "gradient of the input")
+                )
+                for op, what in zip(("all_gather", "reduce_scatter"), ends, strict=True):
+                    again = phase == "forward" and (what == "input" or isinstance(part.cuts, Attention))
+                    yield Sent(op, share.activation(one), phase, f"{what} of layer {part.layer}", again=again)
     yield share.loss()
     for part in reversed(share.used):
         for name, elements in share.tensors(part):
@@ -59,6 +56,6 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
                 yield Sent("all_reduce", elements, "backward", f"gradient of {name}")
 
 
-def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
+def kept(tensors: Sequence[Kept], n: int) -> list[Kept]:
     """A rank keeps its heads, its features, and its part of the residual stream; the input of a product is whole."""
-    return [Kept(layer.input / n, layer.preactivation / n) for layer in layers], residual / n
+    return split(tensors, ("sequence", "heads", "attend_heads", "up_out"), n)

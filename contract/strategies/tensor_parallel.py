@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from contract.kept import Kept, split
 from contract.problem import Layer, Problem
-from contract.share import HELD, Asked, Kept, Part, Sent, Share, narrow_dims
+from contract.share import HELD, Asked, Part, Sent, Share, narrow_dims
 from contract.transformer import Transformer
 
 AXIS = "tp"
@@ -54,6 +55,6 @@ def communication(share: Share, n: int) -> Iterator[Sent]:
     yield share.loss()
 
 
-def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
+def kept(tensors: Sequence[Kept], n: int) -> list[Kept]:
     """Inputs are gathered, so they are whole. Pre-activations and the loss's residual are split."""
-    return [Kept(layer.input, layer.preactivation / n) for layer in layers], residual / n
+    return split(tensors, ("up_out", "down_out", "features"), n)

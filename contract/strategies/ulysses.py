@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from contract.kept import Kept, split
 from contract.problem import Problem
-from contract.share import Asked, Kept, Part, Sent, Share, attentions, heads_of, runs, uneven_sequence
+from contract.share import Asked, Part, Sent, Share, attentions, heads_of, uneven_sequence
 
 AXIS = "cp"
 UNIT = 2
@@ -39,17 +40,19 @@ def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) 
 
 def communication(share: Share, n: int) -> Iterator[Sent]:
     """What attention needs of other parts of the sequence; the loss; every gradient."""
-    for phase in (*(phase for phase, _ in runs(share)), "backward"):
+    for phase in ("forward", "backward"):
         for one in share.passes:
             for part in attentions(share, one):
                 for name in "qkvo":
-                    yield Sent("all_to_all", heads_of(share, one, part), phase, f"{name} of layer {part.layer}")
+                    what = name if phase == "forward" else f"gradient of {name}"
+                    size, again = heads_of(share, one, part), phase == "forward"
+                    yield Sent("all_to_all", size, phase, f"{what} of layer {part.layer}", again=again)
     yield share.loss()
     for part in reversed(share.gradients):
         for name, elements in reversed(share.tensors(part)):
             yield Sent("all_reduce", elements, "backward", f"gradient of {name}")
 
 
-def kept(layers: Sequence[Kept], residual: float, n: int) -> tuple[list[Kept], float]:
-    """For each of its tokens a rank keeps what a single device keeps."""
-    return [Kept(layer.input / n, layer.preactivation / n) for layer in layers], residual / n
+def kept(tensors: Sequence[Kept], n: int) -> list[Kept]:
+    """A rank keeps its tokens, and in attention its heads of all tokens."""
+    return split(tensors, ("sequence", "product_sequence", "attend_heads"), n)

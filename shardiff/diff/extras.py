@@ -18,12 +18,14 @@ from shardiff.diff.atoms import (
     same_ranks,
     same_work,
 )
+from shardiff.diff.rings import around_again
 
 REMATERIALIZED = ("rematted_computation", "checkpoint", "remat")
 
 
 def extras(found: Match) -> None:
     """Explain what is open where a rule does; the strictest first."""
+    around_again(found)
     for side in (0, 1):
         ticks(found, side)
     for side in (1, 0):

@@ -1,4 +1,4 @@
-"""Rewrites: collectives for which others stand, one for one, two for one, or a ring of permutes for one."""
+"""Rewrites: collectives for which others stand, one for one, two for one, or several for one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from itertools import combinations
 from typing import Any
 
 from shardiff.diff.alignment import Match, Rewrite, cumulative, one_to_one, regrouped, sums
-from shardiff.diff.atoms import Atom, Sense, agree, is_product, overlooked, same_ranks, same_work
+from shardiff.diff.atoms import Atom, Sense, agree, is_product, same_ranks, same_work
+from shardiff.diff.rings import one_peer, rings
 
 Axis = tuple[Any, int | None]  # who takes part, and how many
 Sums = Mapping[tuple[Any, int | None, str], list[Atom]]  # the axis and the op -> atoms
@@ -241,56 +242,3 @@ def same_sums(left: Summed, right: Summed, exact: bool) -> list[str]:
     if wholes[0] != wholes[1]:
         rules.append("reduced_before_scattered" if wholes[0] < wholes[1] else "scattered_before_reduced")
     return rules
-
-
-def rings(found: Match, sense: Sense, side: int) -> None:
-    """An all_gather or reduce_scatter of `side` over n ranks, for which n - 1 permutes of an n-th stand."""
-    for one in [*found.open(side, "all_gather"), *found.open(side, "reduce_scatter")]:
-        size = one.record.group_size or 0
-        amount, rest = divmod(sense.amount(one), size) if size > 2 else (0, 1)
-        if rest or not amount:
-            continue
-        while one.left:
-            taken: list[tuple[Atom, int]] = []
-            missing = size - 1
-            for atom in found.open(1 - side, "collective_permute"):
-                if (
-                    missing
-                    and sense.amount(atom) == amount
-                    and sense.kind(atom) == sense.kind(one)
-                    and within(atom, one)
-                ):
-                    taken.append((atom, min(atom.left, missing)))
-                    missing -= taken[-1][1]
-            if missing:
-                break
-            rules = {rule for atom, _ in taken for rule in overlooked(one, atom)} | {"ring"}
-            found.link([(one, 1), *taken], rules)
-
-
-def within(permute: Atom, one: Atom) -> bool:
-    """Whether all edges of a permute lie inside the groups of another collective, as far as both are known."""
-    edges, groups = permute.record.edges, one.record.groups
-    if not edges or not groups:
-        return True
-    return all(any(source in group and target in group for group in groups) for source, target in edges)
-
-
-def one_peer(found: Match, sense: Sense, side: int) -> None:
-    """An all_to_all of `side` between two ranks, for which a permute of one half of it stands."""
-    for one in found.open(side, "all_to_all"):
-        if one.record.group_size != 2:
-            continue
-        while one.left:
-            there = next(
-                (
-                    atom
-                    for atom in found.open(1 - side, "collective_permute")
-                    if sense.amount(atom) * 2 == sense.amount(one) and sense.kind(atom) == sense.kind(one)
-                    if within(atom, one)
-                ),
-                None,
-            )
-            if there is None:
-                break
-            pair(found, side, [one], [there], ["one_peer"])

@@ -40,6 +40,9 @@ WHY = {
     "gathered_again": "gathered a second time instead of kept since the forward pass: less memory, more bytes",
     "recomputed": "the backward pass computes a part of the forward pass again, communication included: less memory, "
     "more bytes",
+    "sent_again": "sent around the ring a second time instead of kept since the forward pass: less memory, more bytes",
+    "homeward": "the gradients of what went around a ring of n ranks go on around it with the data, in n permutes, or "
+    "alone and back the way the data came, in n - 1",
     "kept": "kept since the forward pass instead of gathered or computed a second time: more memory, fewer bytes",
     "reduced_one_by_one": "the addends of a sum are reduced over the ranks one by one, instead of added up first: the "
     "same sum, for more bytes",

@@ -100,7 +100,7 @@ def test_every_strategy_has_all_closed_forms(strategy):
         "rows": ["total", "n"],
         "cut": ["parts", "problem", "n", "index", "unit"],
         "communication": ["share", "n"],
-        "kept": ["layers", "residual", "n"],
+        "kept": ["tensors", "n"],
     }
     here = contract.strategies.of(strategy)
     assert (here.AXIS, here.UNIT >= 1) == (AXES[strategy], True)
