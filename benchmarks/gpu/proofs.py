@@ -65,13 +65,13 @@ def runs_of_blocks(implementation: str, axes: Sequence[Axes], sizes: Sizes) -> l
     """The same for the transformer: all in the first dtype, and in the others the single device and the meshes.
 
     Which expert a token goes to is a comparison, which rounding may turn: experts run in the first dtype alone. No
-    annotation derives a ring.
+    annotation derives a ring. There are as many blocks as stages.
     """
     found = []
     for dtype in sizes.dtypes:
-        plain = replace(sizes.proof_blocks, dtype=dtype)
         for each in axes:
-            names = [axis.strategy for axis in each]
+            names, stages = [axis.strategy for axis in each], {axis.name: axis.size for axis in each}.get("pp", 1)
+            plain = replace(sizes.proof_blocks, dtype=dtype, layers=stages)
             if (
                 dtype != sizes.dtypes[0]
                 and len(each) == 1
