@@ -16,7 +16,8 @@ from contract.strategy import IMPLEMENTATIONS, Run, impossible
 REFUSED = [
     ({"implementation": "tf"}, "unknown implementation 'tf'; known: torch, shard_map, annotated"),
     ({"strategy": "fsdp"}, "unknown strategy 'fsdp'; known: single_device, data_parallel, tensor_parallel, "
-                           "megatron_tensor_parallel, pipeline_parallel, fully_sharded, zero1, zero2"),
+                           "megatron_tensor_parallel, pipeline_parallel, fully_sharded, zero1, zero2, "
+                           "sequence_parallel, context_parallel, ring_attention, ulysses, expert_parallel"),
     ({"problem": Problem(dtype="int8")}, "unknown dtype 'int8'; known: float64, float32, bfloat16"),
     ({"optimizer": "lion"}, "unknown optimizer 'lion'; known: sgd, adamw"),
     ({"device": "tpu"}, "unknown device 'tpu'; known: auto, cpu, cuda"),
