@@ -166,8 +166,6 @@ BLOCKS_REFUSED = [  # mesh, strategies, problem, the line
     *(("cp=2", [name], EXPERTS,
        f"{name} cannot split the sequence where experts count their tokens over all of it")
       for name in ("context_parallel", "ring_attention", "ulysses")),
-    ("cp=2,tp=2", ["ulysses", "sequence_parallel"], BLOCKS,
-     "sequence_parallel and cp both split the sequence; beside cp, use megatron_tensor_parallel"),
     ("tp=2", ["tensor_parallel"], BLOCKS,
      "tensor_parallel splits every layer by columns; in a transformer, use megatron_tensor_parallel"),
     ("tp=2", ["sequence_parallel"], MLP, "sequence_parallel splits blocks of a transformer, and the problem is an MLP"),
