@@ -63,6 +63,13 @@ BLOCKS_JAX = (
         words="pcast",
     ),
     in_jax(
+        "shard_map.sequence_parallel",
+        "parts of the sequence gathered from the last to the first",
+        "return all_gather(x, AXIS, dim=1)",
+        "return all_gather(x, AXIS, dim=1)[:, ::-1]",
+        ALL,
+    ),
+    in_jax(
         "shard_map.context_parallel",
         "a mask off by one shard, in shard_map",
         "lax.axis_index(AXIS) * q.shape[1])",
