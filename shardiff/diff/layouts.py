@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from shardiff.diff.alignment import Match
-from shardiff.diff.atoms import Atom, by_compiler, kind_of, overlooked, same_ranks, same_work
+from shardiff.diff.atoms import UNIT, Atom, by_compiler, kind_of, overlooked, same_ranks, same_work
 
 WHOLE = ("top_k", "approx_top_k", "sort")  # operations that some partitioners do not split
 
@@ -82,33 +84,44 @@ def resharded(found: Match, side: int) -> None:
         found.link([(atom, atom.left)], ["resharded"], extra=True)
 
 
-def early_sums(found: Match) -> None:
-    """Sums of a forward pass that a partitioner takes right after a product, where the other side goes on first.
+def early_sums(found: Match, phase: str) -> None:
+    """Sums that a partitioner takes right after a product, where the other side goes on and sums something smaller.
 
-    What comes between is linear, so the sum may be taken before it or after it. As many on either side, and none that
-    could be the counterpart of another. (In a backward pass, the sum of a gradient may look the same.)
+    What comes between is linear, so the sum may be taken before it or after it. Those of one size are the counterparts
+    of each other. Of the others this side must have as many as the other has, at least.
     """
     for side in (0, 1):
-        here = [
-            a
-            for a in found.open(side, "all_reduce")
-            if a.record.phase == "forward" and by_compiler(a.record) and len(a.shape or ()) > 2
-            if (a.record.detail or "").endswith("dot_general") and a.moves not in ("parameter", "gradient")
-        ]
-        for ranks in dict.fromkeys(a.ranks for a in here):
-            mine = [a for a in here if a.ranks == ranks]
-            theirs = [
-                b
+        open_sums = [
+            [
+                a
                 for op in ("all_reduce", "reduce_scatter")
-                for b in found.open(1 - side, op)
-                if b.record.phase == "forward" and same_ranks(b, mine[0]) and same_work(b, mine[0])
-                if kind_of(b.dtype) == kind_of(mine[0].dtype) and b.moves not in ("parameter", "gradient")
+                for a in found.open(s, op)
+                if a.record.phase == phase and a.moves not in ("parameter", "gradient") and a.elements > UNIT
             ]
-            if len(theirs) != len(mine) or any(a.elements <= b.elements for a in mine for b in theirs):
-                continue
-            for a, b in zip(mine, theirs, strict=True):
-                if a.left == b.left:
+            for s in (side, 1 - side)
+        ]
+        products = [a for a in open_sums[0] if a.op == "all_reduce" and of_product(a)]
+        for ranks in dict.fromkeys(a.ranks for a in products):
+            one = next(a for a in products if a.ranks == ranks)
+            here, there = ([a for a in each if same_ranks(a, one) and same_work(a, one)] for each in open_sums)
+            sizes = Counter(b.elements for b in there)
+            equal = Counter(a.elements for a in here) & sizes
+            mine = [a for a in products if a in here and not sizes[a.elements]]
+            theirs = []
+            for b in there:
+                if equal[b.elements]:
+                    equal[b.elements] -= 1
+                elif kind_of(b.dtype) == kind_of(one.dtype):
+                    theirs.append(b)
+            if 0 < len(theirs) <= len(mine) and all(a.elements > b.elements for a in mine for b in theirs):
+                for a, b in zip(mine, theirs, strict=False):
                     found.pair(*(([a], [b]) if side == 0 else ([b], [a])), ["summed_early"])
+
+
+def of_product(atom: Atom) -> bool:
+    """Whether a partitioner sums the one result of a product, which is no matrix."""
+    named = (atom.record.detail or "").endswith("dot_general")
+    return named and by_compiler(atom.record) and len(atom.shape or ()) > 2
 
 
 def ungated(found: Match, side: int) -> None:

@@ -85,7 +85,8 @@ def align(
             one_to_one(found, sense, exact_edges=True)
             one_to_one(found, sense)
             if same_phase and sense.same_type:
-                early_sums(found)  # before they are taken for several that were combined
+                for phase in ("forward", "backward"):
+                    early_sums(found, phase)  # before they are taken for several that were combined
             sums(found, sense)
             regrouped(found, sense)
         for sense in senses:
