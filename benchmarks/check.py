@@ -15,11 +15,13 @@ from importlib import import_module
 from itertools import product
 from typing import Any
 
+from benchmarks.problems import sizes_of, strategies_of, with_experts
 from contract import reference
-from contract.axes import STRATEGIES, one_axis, parse_axes
+from contract.axes import ALL_AXES, one_axis, parse_axes
 from contract.problem import Problem
 from contract.proof import Proof, prove
 from contract.strategy import IMPLEMENTATIONS, Run, RunResult
+from contract.transformer import Transformer
 from shardiff.ranks.silence import watched
 from shardiff.ranks.verdict import WorkerError
 from shardiff.system import machine, torchrun
@@ -66,12 +68,13 @@ def plan(
 ) -> list[Run]:
     """One Run for each combination; `rest` goes to all of them. Raises ValueError if one cannot work.
 
-    Without implementations: all that can run the schedule. Without strategies: all, or those with a schedule other than
-    GPipe's. Without degrees: 4, or as many as torchrun started, and 1 for single_device. meshes: `dp=2,tp=2`; the
-    strategies are then those of their axes (`contract.axes.parse_axes`), and degrees follow.
+    Without implementations: all that can run the schedule and the strategy. Without strategies: all that can train the
+    problem, or those with a schedule other than GPipe's. Without degrees: 4, or as many as torchrun started, and 1 for
+    single_device. meshes: `dp=2,tp=2`; the strategies are then those of their axes (`contract.axes.parse_axes`), and
+    degrees follow.
     """
     started, schedule = torchrun_ranks(), rest.get("schedule", "gpipe")
-    implementations = implementations or [n for n in IMPLEMENTATIONS if schedule == "gpipe" or n != "annotated"]
+    problem = problem or Problem()
     if meshes and degrees:
         raise ValueError("a mesh says the number of ranks: give --mesh or --degree, not both")
     if meshes:
@@ -79,17 +82,28 @@ def plan(
     else:
         chosen = [
             one_axis(strategy, degree)
-            for strategy in strategies or (STRATEGIES if schedule == "gpipe" else ("pipeline_parallel",))
+            for strategy in strategies or (usual(problem) if schedule == "gpipe" else ("pipeline_parallel",))
             for degree in degrees or [1 if strategy == "single_device" else started or 4]
         ]
     runs = []
-    for implementation, axes, dtype, optimizer in product(implementations, chosen, dtypes, optimizers):
-        run = Run(implementation, axes, replace(problem or Problem(), dtype=dtype), optimizer, **rest)
+    for implementation, axes, dtype, optimizer in product(
+        implementations or IMPLEMENTATIONS, chosen, dtypes, optimizers
+    ):
+        names = [axis.strategy for axis in axes]
+        if not implementations and implementation == "annotated" and (schedule != "gpipe" or "ring_attention" in names):
+            continue  # what no annotation expresses
+        run = Run(implementation, axes, with_experts(replace(problem, dtype=dtype), names), optimizer, **rest)
         if implementation == "torch" and started and run.world_size not in (1, started):
             ranks = f"{run.world_size} ranks" if meshes else f"degree {run.world_size}"
             raise ValueError(f"{ranks}, but torchrun started {started} processes; give --degree {started}")
         runs.append(run)
     return list(dict.fromkeys(runs))
+
+
+def usual(problem: Problem) -> list[str]:
+    """The strategies to check if none is named: experts count their tokens over the whole sequence, so no cp."""
+    whole = isinstance(problem, Transformer) and problem.experts
+    return [name for name in strategies_of(problem) if not (whole and ALL_AXES[name] == "cp")]
 
 
 def torchrun_ranks() -> int | None:
@@ -182,13 +196,12 @@ def document(checked: Sequence[Row]) -> dict[str, Any]:
     """The runs, at least one, with their machine and settings: what `shardiff check --json` prints."""
     run = checked[0].run
     on_gpus = run.device != "cpu" and machine.num_gpus() >= max(row.run.world_size for row in checked)
-    sizes = {"batch": run.problem.batch, "width": run.problem.width, "layers": run.problem.layers}
     return {
         "kind": "check",
         "schema": 1,
         "machine": machine.facts(),
         "settings": {
-            **sizes,
+            **{name: size for name, size in sizes_of(run).items() if name not in ("dtype", "seed", "experts")},
             "microbatches": run.microbatches,
             "schedule": run.schedule,
             "device": "cuda" if on_gpus else "cpu",
@@ -215,7 +228,7 @@ def _once(results: dict[Run, RunResult], run: Run, compute: Callable[[Run], RunR
 
 def described(run: Run) -> dict[str, Any]:
     """What was run, as a row of JSON begins."""
-    return {
+    row = {
         "implementation": run.implementation,
         "strategy": run.strategy,
         "mesh": str(run.mesh),
@@ -223,3 +236,4 @@ def described(run: Run) -> dict[str, Any]:
         "optimizer": run.optimizer,
         "steps": run.steps,
     }
+    return {**row, "experts": run.problem.experts} if isinstance(run.problem, Transformer) else row

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from benchmarks.check import Row, label
+from benchmarks.problems import experts, outline
+from contract.strategy import Run
+from contract.transformer import Transformer
 from shardiff.system import machine
 
 if TYPE_CHECKING:
@@ -60,17 +63,28 @@ def summary(checked: Sequence[Row]) -> list[str]:
 
 
 def setting(checked: Sequence[Row]) -> str:
-    """The settings that all runs of a check share."""
+    """The settings that all runs of a check share, and what is left out because no annotation expresses it."""
     runs = [row.run for row in checked]
-    problem = runs[0].problem
-    shared = [f"batch {problem.batch}", f"width {problem.width}", f"{problem.layers} layers", f"{runs[0].steps} steps"]
+    most = max(runs, key=experts_of)
+    least = min(runs, key=experts_of)
+    shared = [outline(least.problem), f"{runs[0].steps} steps"]
     for values in ({run.problem.dtype for run in runs}, {run.optimizer for run in runs}):
         shared += values if len(values) == 1 else []
-    if not any("pipeline_parallel" in run.strategies for run in runs):
-        return ", ".join(shared)
-    pipeline = f"{', '.join(shared)}; pipeline_parallel in {runs[0].microbatches} microbatches"
-    if runs[0].schedule == "gpipe":
-        return pipeline
-    return (
-        f"{pipeline}, schedule {runs[0].schedule}. Annotations can express GPipe's order only, so annotated is left out"
-    )
+    shared += [f"recompute {runs[0].recompute}"] if runs[0].recompute != "none" else []
+    text = ", ".join(shared)
+    if isinstance(most.problem, Transformer) and experts_of(most) > experts_of(least):
+        text += f"; expert_parallel with {experts(most.problem)}"
+    if any("pipeline_parallel" in run.strategies for run in runs):
+        text += f"; pipeline_parallel in {runs[0].microbatches} microbatches"
+        if runs[0].schedule != "gpipe":
+            text += (
+                f", schedule {runs[0].schedule}. Annotations can express GPipe's order only, so annotated is left out"
+            )
+    if any("ring_attention" in run.strategies for run in runs):
+        text += ". No annotation derives a ring, so ring_attention is not among the annotated ones"
+    return text
+
+
+def experts_of(run: Run) -> int:
+    """The experts of a run's problem; 0 for a plain MLP."""
+    return run.problem.experts if isinstance(run.problem, Transformer) else 0

@@ -17,23 +17,23 @@ from benchmarks.collectives.command import collectives
 from benchmarks.diff import diff
 from benchmarks.lesson.command import lesson
 from benchmarks.options import (
-    BATCH,
     CHUNKS,
     DEVICE,
     JSON,
-    LAYERS,
     MICROBATCHES,
+    RECOMPUTE,
     RESHARD,
     SCHEDULE,
-    WIDTH,
     reshard_of,
 )
 from benchmarks.plan.command import plan
+from benchmarks.problem_options import takes_problem
 from benchmarks.report.command import report
 from benchmarks.steps.command import steps
 from shardiff.cli.answers import TIMEOUT, refuse, repeatable
 
 if TYPE_CHECKING:
+    from contract.problem import Problem
     from contract.strategy import Run
 
 
@@ -47,7 +47,9 @@ def register(app: typer.Typer) -> None:
     app.command()(plan)
 
 
+@takes_problem
 def check(
+    problem: Problem,
     implementation: Annotated[
         list[str] | None, repeatable("NAME", "torch, shard_map or annotated. Default: all three.")
     ] = None,
@@ -56,7 +58,8 @@ def check(
         repeatable(
             "NAME",
             "data_parallel, tensor_parallel, megatron_tensor_parallel, pipeline_parallel, fully_sharded, zero1, zero2 "
-            "or single_device. Default: all but single_device.",
+            "or single_device; of a transformer also sequence_parallel, context_parallel, ring_attention, ulysses and "
+            "expert_parallel, but not tensor_parallel. Default: all but single_device.",
         ),
     ] = None,
     degree: Annotated[
@@ -67,19 +70,18 @@ def check(
         repeatable(
             "AXIS=N,...",
             "Axes of a mesh, outermost first, such as dp=2,tp=2. Each axis has its usual strategy (dp data_parallel, "
-            "tp megatron_tensor_parallel, pp pipeline_parallel) or the one that --strategy names.",
+            "fsdp fully_sharded, tp megatron_tensor_parallel, pp pipeline_parallel, cp ring_attention, "
+            "ep expert_parallel) or the one that --strategy names.",
         ),
     ] = None,
     dtype: Annotated[list[str] | None, repeatable("NAME", "float64, float32 or bfloat16. Default: float32.")] = None,
     optimizer: Annotated[list[str] | None, repeatable("NAME", "sgd or adamw. Default: adamw.")] = None,
     steps: Annotated[int, typer.Option(metavar="N", help="Number of training steps.")] = 3,
-    batch: Annotated[int, BATCH] = 128,
-    width: Annotated[int, WIDTH] = 1024,
-    layers: Annotated[int, LAYERS] = 4,
     microbatches: Annotated[int, MICROBATCHES] = 4,
     schedule: Annotated[str, SCHEDULE] = "gpipe",
     chunks: Annotated[int, CHUNKS] = 2,
     reshard: Annotated[str | None, RESHARD] = None,
+    recompute: Annotated[str, RECOMPUTE] = "none",
     device: Annotated[str, DEVICE] = "auto",
     timeout: Annotated[float, TIMEOUT] = 30.0,
     json: Annotated[bool, JSON] = False,
@@ -90,7 +92,7 @@ def check(
     """
     from benchmarks import check as checking
     from benchmarks import memory_limit
-    from contract.problem import Problem
+    from benchmarks.problems import words
     from shardiff.system import environment, memory
 
     try:
@@ -100,13 +102,14 @@ def check(
             degree or (),
             dtype or ("float32",),
             optimizer or ("adamw",),
-            Problem(batch, width, layers),
+            problem,
             mesh or (),
             steps=steps,
             microbatches=microbatches,
             schedule=schedule,
             chunks=chunks,
             reshard=reshard_of(reshard),
+            recompute=recompute,
             device=device,
         )
     except ValueError as error:
@@ -121,7 +124,7 @@ def check(
             refuse(f"device cuda needs a GPU for each rank: degree {most}, GPUs {num_gpus()}; try --device cpu")
     try:
         memory_limit.require_processes(runs)
-        memory.require(memory_limit.of_check(runs), memory_limit.describe(runs[0].problem))
+        memory.require(memory_limit.of_check(runs), words(runs[0].problem))
         environment.check(jax=any(run.implementation != "torch" for run in runs))
     except ValueError as error:
         refuse(str(error))

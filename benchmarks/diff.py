@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from benchmarks.options import (
-    BATCH,
     CHUNKS,
     DTYPE,
-    LAYERS,
     MICROBATCHES,
+    RECOMPUTE,
     RESHARD,
     SCHEDULE,
-    WIDTH,
     reshard_of,
 )
+from benchmarks.problem_options import takes_problem
 from shardiff.cli.answers import TIMEOUT, check_timeout, one_of, refuse, repeatable
 
 if TYPE_CHECKING:
+    from contract.problem import Problem
     from contract.strategy import Run
 
 
+@takes_problem
 def diff(
+    problem: Problem,
     what: Annotated[
         list[str] | None,
         typer.Argument(
@@ -82,13 +85,11 @@ def diff(
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw the bytes to this file, or to one for each strategy.")
     ] = None,
-    batch: Annotated[int, BATCH] = 128,
-    width: Annotated[int, WIDTH] = 1024,
-    layers: Annotated[int, LAYERS] = 4,
     microbatches: Annotated[int, MICROBATCHES] = 4,
     schedule: Annotated[str, SCHEDULE] = "gpipe",
     chunks: Annotated[int, CHUNKS] = 2,
     reshard: Annotated[str | None, RESHARD] = None,
+    recompute: Annotated[str, RECOMPUTE] = "none",
     spelling: Annotated[
         str,
         typer.Option(
@@ -109,8 +110,8 @@ def diff(
     """
     from benchmarks import diff_strategies as diffing
     from benchmarks import memory_limit
-    from contract.axes import STRATEGIES
-    from contract.problem import Problem
+    from benchmarks.problems import words
+    from contract.axes import ON_AXES
     from shardiff.cli import diff as of_programs
     from shardiff.system import environment, memory
     from shardiff.system.files import check_path
@@ -122,15 +123,15 @@ def diff(
         what = what or []
         if not what and mesh is None:
             raise ValueError("give a strategy, a --mesh, or two files")
-        problem = Problem(batch, width, layers, dtype)
+        problem = replace(problem, dtype=dtype)
         rest: dict[str, Any] = {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
-        rest |= {"reshard": reshard_of(reshard), "spelling": spelling}
-        if len(what) == 2 and not set(what) <= set(STRATEGIES):
+        rest |= {"reshard": reshard_of(reshard), "spelling": spelling, "recompute": recompute}
+        if len(what) == 2 and not set(what) <= set(ON_AXES):
             first = target[0] if target else None
             targets, meshes = (left_target or first, right_target or first), (left_mesh or mesh, right_mesh or mesh)
             made: dict[str, Any] = {}
             for word, axes in zip(what, meshes, strict=True):
-                if word in STRATEGIES:
+                if word in ON_AXES:
                     ranks = None if axes else degree or nproc
                     ((run, _),) = diffing.plan([word], implementation, ranks, axes, (), problem, **rest)
                     made[word] = functools.partial(diffing.written, run, timeout)
@@ -141,7 +142,7 @@ def diff(
         check_path("picture", picture, ".png")
         check_timeout(timeout)
         pairs = diffing.plan(what, implementation, degree, mesh, target or (), problem, **rest)
-        memory.require(memory_limit.of_diff([run for run, _ in pairs]), memory_limit.describe(problem))
+        memory.require(memory_limit.of_diff([run for run, _ in pairs]), words(pairs[0][0].problem))
         environment.check(jax=True)
         raise typer.Exit(answer_diff(pairs, precision, fail_on, picture, json, timeout))
     except ValueError as error:

@@ -9,10 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
+from benchmarks.problems import sizes_of, with_experts
 from contract import cost
-from contract.axes import STRATEGIES, one_axis, parse_axes
+from contract.axes import ON_AXES, one_axis, parse_axes
 from contract.problem import Problem
 from contract.strategy import Run
+from contract.transformer import Transformer
+from shardiff.cli.answers import one_of
 from shardiff.diff import Diff, diff
 from shardiff.program import Program
 from shardiff.ranks.silence import watched
@@ -44,12 +47,14 @@ class StrategyDiff:
         document = self.diff.to_json()
         document["left"]["traced"] = self.traced
         document["right"]["work"] = self.work
+        problem = {"problem": sizes_of(self.run)} if isinstance(self.run.problem, Transformer) else {}
         return {
             "schema": document.pop("schema"),
             "strategy": self.run.strategy,
             "implementation": self.run.implementation,
             "target": self.target,
             "mesh": dict(self.run.mesh.axes),
+            **problem,
             **document,
             "closed_form": {**closed_form, "implementation_totals": totals(own_formula)},
         }
@@ -149,8 +154,7 @@ def plan(
     if implementation not in ("annotated", "shard_map"):
         raise ValueError(f"unknown implementation {implementation!r} to diff torch with; known: annotated, shard_map")
     for strategy in strategies:
-        if strategy not in STRATEGIES:
-            raise ValueError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
+        one_of("strategy", strategy, ON_AXES)
     if degree is not None and degree < 1:
         raise ValueError(f"degree must be at least 1, got {degree}")
     axes = None
@@ -166,6 +170,8 @@ def plan(
         ranks = degree or target.num_devices
         if ranks > target.num_devices:
             raise ValueError(f"degree {ranks} needs {ranks} devices, {target} has {target.num_devices}")
-        run = Run(implementation, axes or one_axis(strategy, ranks), problem, **rest)
+        chosen = axes or one_axis(strategy, ranks)
+        split = with_experts(problem, [axis.strategy for axis in chosen])
+        run = Run(implementation, chosen, split, **rest)
         pairs.append((run, target))
     return pairs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks import terminal
 from benchmarks.diff_strategies import StrategyDiff
-from contract.strategy import Run
+from benchmarks.problems import words_of
 from shardiff.diff.view import COLOURS, OTHER, notes, table
 from shardiff.record import PHASES, Record, step_bytes, totals
 from shardiff.system.files import save
@@ -25,17 +25,11 @@ def parts(one: StrategyDiff) -> Iterator[RenderableType]:
     from rich.text import Text
 
     run = one.run
-    yield Text(f"{run.strategy}, {run.implementation}, for {one.target} ({run.mesh}): {sizes(run)}", style="bold")
+    yield Text(f"{run.strategy}, {run.implementation}, for {one.target} ({run.mesh}): {words_of(run)}", style="bold")
     yield table(one.diff.rows, SIDES)
     yield totals_table(one)
     yield sentences(one)
     yield ""
-
-
-def sizes(run: Run) -> str:
-    """The problem in words."""
-    problem = run.problem
-    return f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {problem.dtype}"
 
 
 def pictures(diffs: Sequence[StrategyDiff], path: Path) -> None:
@@ -119,7 +113,7 @@ def picture(diffs: Sequence[StrategyDiff], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     run = diffs[0].run
     axes.set_title(
-        f"{run.strategy}: written in torch, derived by XLA from {run.implementation} JAX\n{sizes(run)}", loc="left"
+        f"{run.strategy}: written in torch, derived by XLA from {run.implementation} JAX\n{words_of(run)}", loc="left"
     )
     legend = [Patch(facecolor=colour, label=op) for op, colour in used.items()]
     legend.append(Patch(facecolor="#bbbbbb", edgecolor="white", hatch="///", label="in the backward pass"))

@@ -7,11 +7,13 @@ full model in float64 and keeps its shards (`contract.memory`), and contestants 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from contract.memory import memory
 from contract.optimizer import SLOTS
 from contract.problem import BYTES, Problem
 from contract.strategy import Run
+from contract.transformer import Transformer
 from shardiff.system.machine import num_gpus
 from shardiff.system.memory import PROCESS
 
@@ -31,20 +33,18 @@ def require_processes(runs: Sequence[Run]) -> None:
             raise ValueError(f"{name} runs {most} ranks at most on one machine, got {ranks}")
 
 
-def describe(problem: Problem) -> str:
-    """The sizes in words."""
-    return f"batch {problem.batch}, width {problem.width}, {problem.layers} layers, {problem.dtype}"
-
-
 def full_model(problem: Problem) -> int:
     """Bytes of the full model as it is drawn, in float64."""
-    return problem.layers * (8 * (problem.width**2 + problem.width) + 2 * ARRAY)
+    shapes = [shape for layer in range(problem.unit) for shape in problem.shape(layer)]
+    return problem.layers * sum(8 * prod(shape) + ARRAY for shape in shapes)
 
 
 def drawn(problem: Problem) -> int:
     """Bytes that a process holds at once when it starts a run: the full model in float64 and in its own dtype, or a
     global batch."""
-    return max(full_model(problem) * (8 + BYTES[problem.dtype]) // 8, 2 * 8 * problem.batch * problem.width)
+    return max(
+        full_model(problem) * (8 + BYTES[problem.dtype]) // 8, 2 * 8 * problem.batch * problem.sequence * problem.width
+    )
 
 
 def held(run: Run) -> int:
@@ -60,16 +60,25 @@ def of_run(run: Run, processes: int, copies: int = 1) -> int:
     least = processes * (PROCESS + drawn(run.problem))
     if run.device != "cpu" and num_gpus() >= run.world_size:
         return least  # the rest is on the GPUs
-    if least > MUCH or run.world_size**2 * run.problem.layers > LONG:
+    if least > MUCH or run.world_size**2 * run.problem.depth > LONG:
         return least
     return max(least, processes * PROCESS + copies * held(run))
+
+
+def kept_by_reference(problem: Problem) -> int:
+    """Bytes of what a transformer's reference keeps for its backward pass: probabilities of attention, and slots."""
+    if not isinstance(problem, Transformer):
+        return 0
+    tokens = problem.batch * problem.sequence
+    slots = problem.top_k * problem.experts * problem.capacity if problem.experts else 0
+    return 8 * problem.layers * tokens * (problem.heads * problem.sequence + slots)
 
 
 def of_check(runs: Sequence[Run]) -> int:
     """Bytes of `shardiff check`: the largest run, beside the reference and its result, which is kept."""
     most = 0
     for run in runs:
-        reference = full_model(run.problem) * (2 + len(SLOTS[run.optimizer]))
+        reference = full_model(run.problem) * (2 + len(SLOTS[run.optimizer])) + kept_by_reference(run.problem)
         most = max(most, reference + of_run(run, run.world_size if run.implementation == "torch" else 1))
     return most
 

@@ -19,6 +19,11 @@ RESHARD = typer.Option(
     help="Whether fully_sharded frees a gathered layer after the forward pass and gathers it again. Default: true, but "
     "false in a pipeline, which uses a layer once for each microbatch.",
 )
+RECOMPUTE = typer.Option(
+    metavar="NAME",
+    help="What a transformer's backward pass computes again instead of keeping it: none; block, all but the input of a "
+    "block; or selective, attention from q, k and v on.",
+)
 DTYPE = typer.Option(metavar="NAME", help="float64, float32 or bfloat16.")
 DEVICE = typer.Option(
     metavar="NAME", help="cpu, cuda or auto. auto chooses CUDA if the machine has a GPU for every rank."

@@ -26,15 +26,15 @@ AXES_OF_BLOCKS = {  # of strategies that only blocks of a transformer have
     "expert_parallel": "ep",
 }
 ALL_AXES = AXES | AXES_OF_BLOCKS
+STRATEGIES_OF_BLOCKS = (*(name for name in STRATEGIES if name != "tensor_parallel"), *AXES_OF_BLOCKS)
 ON_AXES = tuple(name for name in ALL_AXES if ALL_AXES[name])
 USUAL = {  # axis -> default
     "dp": "data_parallel",
     "fsdp": "fully_sharded",
     "tp": "megatron_tensor_parallel",
     "pp": "pipeline_parallel",
-    "cp": "ring_attention",
-    "ep": "expert_parallel",
 }
+ALL_USUAL = USUAL | {"cp": "ring_attention", "ep": "expert_parallel"}
 
 
 class Axis(NamedTuple):
@@ -60,19 +60,19 @@ def one_axis(strategy: str, size: int) -> Axes:
 
 
 def parse_axes(mesh: str, strategies: tuple[str, ...] = ()) -> Axes:
-    """The axes of a mesh such as `dp=2,tp=4`. strategies: for axes that should not have their usual one (see USUAL).
+    """The axes of a mesh such as `dp=2,tp=4`. strategies: for axes that should not have their usual one (ALL_USUAL).
 
     Raises ValueError with one line that says what is wrong and what would be right.
     """
-    chosen = dict(USUAL)
+    chosen = dict(ALL_USUAL)
     for strategy in strategies:
         if strategy not in ALL_AXES or (axis := ALL_AXES[strategy]) is None:
             raise ValueError(f"unknown strategy {strategy!r} for a mesh; known: {', '.join(ON_AXES)}")
         chosen[axis] = strategy
     sizes = parse_mesh(mesh).axes
     for name, _ in sizes:
-        if name not in USUAL:
-            raise ValueError(f"unknown axis {name!r} in the mesh {mesh!r}; known: {', '.join(USUAL)}")
+        if name not in ALL_USUAL:
+            raise ValueError(f"unknown axis {name!r} in the mesh {mesh!r}; known: {', '.join(ALL_USUAL)}")
     names = [name for name, _ in sizes]
     for strategy in strategies:
         if ALL_AXES[strategy] not in names:

@@ -13,6 +13,11 @@ changes nothing:
     own(layer, mesh)                what this rank updates of a layer's parameters or gradients
     whole(layer, mesh)              a layer's parameters, made from what every rank has updated
     forward(params, x, mesh)        what the layers compute, for a strategy that cuts inside a layer
+    enter(x, mesh)                  in a block of a transformer: the normalized input of a layer
+    leave(y, mesh)                  the output of a layer, before it is added to the residual stream
+    attend(q, k, v, local, mesh)    attention; local: of queries to keys that are on one rank
+    dispatch(h, mesh)               tokens on their way to the experts
+    combine(h, mesh)                what the experts make of them, on its way back
     execute(...)                    the order of execution, for a strategy that runs layers on different ranks
     total(share, mesh)              sums this axis's shares of the loss
 
@@ -102,6 +107,14 @@ class Run:
         computes on shards cuts before who only stores shards, whatever the places of their axes in the mesh.
         """
         return tuple(sorted(self.axes, key=lambda axis: strategies.of(axis.strategy).DEPTH))
+
+    @property
+    def cutting_the_batch(self) -> Axes:
+        """The axes in the order in which they cut the batch: as strategies nest, but `cp` first.
+
+        It splits the sequence inside the layers, and sequence_parallel what it leaves.
+        """
+        return tuple(sorted(reversed(self.nested), key=lambda axis: axis.name != "cp"))
 
     @property
     def state_is_split(self) -> bool:
@@ -230,20 +243,17 @@ def impossible(run: Run) -> str | None:
         return "an MLP stores what its backward pass needs: recompute is for a transformer's blocks"
     if run.recompute == "block" and run.schedule in ("zb_h1", "zb_v"):
         return f"the schedule {run.schedule} would run a block again for the gradient of each of its weights; use 1f1b"
-    if "cp" in names and "sequence_parallel" in run.strategies:
-        return "sequence_parallel and cp both split the sequence; beside cp, use megatron_tensor_parallel"
     rows, unit = problem.batch, max(problem.unit, *(strategies.of(axis.strategy).UNIT for axis in run.axes), 1)
     for axis in run.axes:
         rows = min(strategies.of(axis.strategy).rows(rows, axis.size))
     parts = whole_parts(problem, 2)  # every kind of layer
     for axis in reversed(run.nested):
         strategy = strategies.of(axis.strategy)
+        sequence = problem.sequence // (run.size_of("cp") if axis.name != "cp" else 1)
         heads = problem.heads // run.size_of("tp") if isinstance(problem, Transformer) else 1
         pairs = [pair for part in parts for pair in zip(part.cuts, problem.shape(part.layer), strict=True)]
-        shortest = min(length(cut[0], shape[0]) for cut, shape in pairs)
-        asked = Asked(
-            problem, run.microbatches, rows, unit, shortest, run.schedule, run.chunks, problem.sequence, heads
-        )
+        heights = frozenset(length(cut[0], shape[0]) for cut, shape in pairs)
+        asked = Asked(problem, run.microbatches, rows, unit, heights, run.schedule, run.chunks, sequence, heads)
         if flaw := strategy.refusal(asked, axis.size):
             return flaw
         parts = strategy.cut(parts, problem, axis.size, 0, unit)

@@ -8,6 +8,7 @@ pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -65,9 +66,11 @@ class Transformer(Problem):
     first choices before second ones, and in the order of the tokens; what exceeds that is dropped: its gate is 0.
     """
 
-    sequence: int = 64
+    batch: int = 8
+    width: int = 128
+    sequence: int = 32
     heads: int = 8
-    ff: int = 4096
+    ff: int = 512
     experts: int = 0
     top_k: int = 2
     capacity_factor: float = 1.0
@@ -82,7 +85,8 @@ class Transformer(Problem):
     @property
     def capacity(self) -> int:
         """The most tokens of one sequence that an expert takes (GShard, Lepikhin et al., 2006.16668, section 2.2)."""
-        return max(1, int(self.capacity_factor * self.top_k * self.sequence / self.experts))
+        factor = Fraction(str(self.capacity_factor))  # 0.7 of 10 is 7, however floats round
+        return max(1, int(min(self.sequence, factor * self.top_k * self.sequence / self.experts)))
 
     def shape(self, layer: int) -> Any:
         """The shapes of one layer's parameters: attention, and then the MLP or the experts, of every block."""
@@ -119,6 +123,6 @@ class Transformer(Problem):
             return f"experts must be at least 0, got {self.experts}"
         if self.experts and self.top_k > self.experts:
             return f"a token cannot go to {self.top_k} of {self.experts} experts"
-        if not self.capacity_factor > 0:
-            return f"capacity-factor must be more than 0, got {self.capacity_factor:g}"
+        if not 0 < self.capacity_factor < float("inf"):
+            return f"capacity-factor must be a number above 0, got {self.capacity_factor:g}"
         return None

@@ -26,7 +26,7 @@ from jax_impl import model
 from jax_impl.blocks import Blocks
 from jax_impl.collectives import all_reduce, varying
 from jax_impl.mesh import shardings
-from jax_impl.model import is_layer, squared_error
+from jax_impl.model import is_layer, split_by, squared_error
 from jax_impl.specs import Strategies, batch_specs, chain, load, merged_rules, module, params_specs, pipeline_of
 from jax_impl.ticks import Chunk, named
 
@@ -70,7 +70,7 @@ def loss_and_grads(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> tup
 def model_of(strategies: Strategies, run: Run) -> Callable[..., Array]:
     """The function of (layers, x) that computes the model, with what the strategies communicate inside it."""
     if isinstance(run.problem, Transformer):
-        return Blocks(run.problem, strategies, run.recompute)
+        return Blocks(run.problem, tuple(strategies), run.recompute)
     return next((s.forward for s in strategies if hasattr(s, "forward")), model.forward)
 
 
@@ -161,10 +161,10 @@ def annotated(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> Array:
     every = run.spelling == "best" and any(getattr(s, "ACTIVATIONS", False) for s in strategies)
     some = {dim for s in strategies for dim in getattr(s, "NAIVE", ())} if run.spelling == "naive" else set[str]()
 
-    def as_stated(x: Array, *names: str | None) -> Array:
-        spec = P(*(rules.get(name or "") for name in names))
-        stated = every or not some.isdisjoint(names)
-        return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if stated else x
+    def as_stated(x: Array, *dims: Any) -> Array:
+        spec = P(*(split_by(rules, names) for names in dims))
+        named = {name for names in dims for name in ((names,) if isinstance(names, str) else names or ())}
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if every or some & named else x
 
     def layers_of(params: list[Any], x: Array) -> Array:
         return module(params, run)(x, as_stated)

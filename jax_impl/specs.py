@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from contract.axes import Axes
 from contract.layout import batch_shares, chunks_of, padded_rows, schedule_of, unit_of
 from contract.problem import Batch, pad_batch, split_microbatches
 from contract.strategy import Run
@@ -27,9 +28,9 @@ Strategies = Sequence[Any]  # modules, outermost first
 Rules = dict[str, str | tuple[str, ...]]  # logical axis -> mesh axes
 
 
-def load(run: Run) -> Strategies:
-    """The modules of a run's strategies, outermost first."""
-    return [importlib.import_module(f"jax_impl.{run.implementation}.{axis.strategy}") for axis in run.nested]
+def load(run: Run, axes: Axes | None = None) -> Strategies:
+    """The modules of a run's strategies, outermost first. axes: in another order."""
+    return [importlib.import_module(f"jax_impl.{run.implementation}.{axis.strategy}") for axis in axes or run.nested]
 
 
 def chain(strategies: Strategies, name: str, value: Any) -> Any:
@@ -134,7 +135,7 @@ def batch_specs(run: Run) -> Batch:
         specs = batch_annotations(merged_rules(strategies), blocks=run.problem.unit == 2)
     else:
         specs = Batch(P(), P(), P())
-        for strategy in reversed(strategies):
+        for strategy in load(run, run.cutting_the_batch):
             if (mine := getattr(strategy, "BATCH_SPEC", None)) is not None:
                 specs = Batch(*map(join, specs, mine))
     return Batch(*(P(None, *s) for s in specs._replace(x=specs.y))) if pipeline_of(strategies) else specs

@@ -1,7 +1,7 @@
 """The transformer in flax.nnx with logical axis names on its parameters, for what is derived from annotations.
 
 It is written as for one device. An activation's dims have names too, and `constrain` states how they are split:
-"batch"; "sequence" in the residual stream, "product_sequence" in the products and "attend_sequence" in attention;
+"batch"; "product_sequence", and in the residual stream "sequence" beyond that; "attend_sequence" in attention;
 "heads", and "attend_heads" in attention; "up_out"; and for what experts are given "experts" and "batch_of_experts".
 """
 
@@ -20,10 +20,9 @@ from contract.transformer import Experts as ExpertsLayer
 from contract.transformer import Mlp as MlpLayer
 from contract.transformer import Transformer
 from jax_impl.blocks import causal, norm, route
-from jax_impl.model import gelu
+from jax_impl.model import STREAM, gelu
 
 Constrain = Callable[..., Array]
-STREAM = ("batch", "sequence")
 NAMES: dict[type, Any] = {
     AttentionLayer: AttentionLayer(
         ("gain",), ("qkv_in", "qkv_out"), ("qkv_in", "qkv_out"), ("qkv_in", "qkv_out"), ("o_in", "o_out")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Sequence
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +13,7 @@ from contract.layout import cut, layout
 from contract.proof import prove
 from contract.share import names
 from contract.strategy import Run, RunResult
+from shardiff.record import Record
 
 
 def single_device(run: Run) -> Run:
@@ -65,3 +68,11 @@ def misplaced(run: Run, got: RunResult) -> list[str]:
 def failures(run: Run, got: RunResult, want: RunResult, own: RunResult | None = None) -> list[str]:
     """A line for each claim that does not hold; the words before the colon name the claim."""
     return [*misplaced(run, got), *prove(run, got, want, own).failures]
+
+
+def told(records: Sequence[Record]) -> Counter:
+    """What two lists of records must have in common: everything except where in the code they come from."""
+    return Counter(
+        (r.op, r.dtype, r.payload_bytes, r.wire_bytes, r.axis, r.phase, r.executions, r.groups, r.edges)
+        for r in records
+    )

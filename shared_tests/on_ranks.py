@@ -27,7 +27,20 @@ def train_edited(device: torch.device, run: Run, module: str, edits: Sequence[Ed
 
 
 def every(device: torch.device, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """`function(device, *arguments)` for the arguments of each of several calls, which so share one start of ranks."""
+    """`function(device, *arguments)` for the arguments of each of several calls.
+
+    They share one start of the ranks, and the process groups of meshes that are alike.
+    """
+    from torch_impl import mesh
+
+    make, made = mesh.make_device_mesh, {}
+
+    def make_once(run: Run, device: torch.device) -> Any:
+        if run.mesh not in made:
+            made[run.mesh] = make(run, device)
+        return made[run.mesh]
+
+    mesh.make_device_mesh = make_once  # permanently: a rank lives for one call
     return [function(device, *arguments) for arguments in calls]
 
 
@@ -105,13 +118,19 @@ def passes(device: torch.device, runs: Sequence[Run], traced: bool = False) -> l
 Value = tuple[str, np.ndarray] | None  # dtype and values; bfloat16 is widened to float32
 
 
-def collectives(device: torch.device, op: str, cases: Sequence[tuple[dict[str, Any], list[np.ndarray]]]) -> list[Value]:
-    """The collective `op` for each (arguments, every rank's array) of `cases`."""
+def collectives(
+    device: torch.device, op: str, cases: Sequence[tuple[dict[str, Any], list[np.ndarray]]], laid_out: str = "by rows"
+) -> list[Value]:
+    """The collective `op` for each (arguments, every rank's array) of `cases`.
+
+    laid_out: how rank 0's tensor lies in memory; that of all others lies there row by row.
+    """
     from torch_impl import collectives
 
     rank, world, results = dist.get_rank(), dist.group.WORLD, []
     for arguments, arrays in cases:
         x = tensor(arrays[rank])
+        x = LAYOUTS[laid_out](x) if rank == 0 else x
         if op == "scatter":
             like = x[: len(x) // dist.get_world_size()]
             x = x if rank == arguments["root"] else None
@@ -159,6 +178,13 @@ def pair(
     got = value(out)
     out.backward(given)
     return got, value(leaf.grad), torch.equal(leaf, x) and torch.equal(given, y)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "by rows": lambda t: t,
+    "by columns": lambda t: t.t().contiguous().t(),
+    "with gaps": lambda t: torch.stack((t, t), -1)[..., 0],
+}
 
 
 def tensor(array: np.ndarray) -> torch.Tensor:

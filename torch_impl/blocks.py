@@ -14,7 +14,7 @@ Between them, a layer computes with the shards that it is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ class Blocks:
     """
 
     problem: Transformer
-    strategies: Sequence[Any]
+    strategies: tuple[Any, ...]
     recompute: str = "none"
 
     def __call__(self, params: Iterable[Any], x: Tensor, mesh: Mesh) -> Tensor:

@@ -51,6 +51,9 @@ def overlapped_all_reduce(
         seen[id(p)] += 1
         if seen[id(p)] < passes:
             return
+        complete(p, index, part)
+
+    def complete(p: Tensor, index: int, part: Tensor | None) -> None:
         assert p.grad is not None
         if part is None:
             p.grad = p.grad.contiguous()
@@ -60,17 +63,24 @@ def overlapped_all_reduce(
         while len(sent) < len(buckets) and missing[len(sent)] == 0:
             send()
 
-    hooks = [
-        p.register_post_accumulate_grad_hook(lambda p, index=index, part=part: ready(p, index, part))
+    places = [
+        (p, index, part)
         for index, bucket in enumerate(buckets)
         for p, part in zip(bucket, parts[index], strict=True)
         if p is not total
+    ]
+    hooks = [
+        p.register_post_accumulate_grad_hook(lambda p, index=index, part=part: ready(p, index, part))
+        for p, index, part in places
     ]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
+    for p, index, part in places:
+        if passes > seen[id(p)]:  # in a pipeline, the gradients of what other strategies' `weights` make come at once
+            complete(p, index, part)
     for _, work in zip(buckets, sent, strict=True):  # strict asserts that all were sent
         wait(work)
     if flats[-1] is not None:

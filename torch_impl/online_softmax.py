@@ -2,7 +2,10 @@
 
 Of every part two things are known: its output, normalized by the part's own sum, and the logarithm of that sum. From
 these follow both of the whole, and the backward pass of a part needs those of the whole alone (FlashAttention,
-2205.14135, appendix B). All sums are in float32 at least.
+2205.14135, appendix B).
+
+Everything is in float32 at least, with the heads before the sequence, so that a product is one for each head: queries
+[B, H, S, K], which are already divided by sqrt(K), keys and values [B, H, T, K], logarithms of sums [B, H, S, 1].
 """
 
 from __future__ import annotations
@@ -16,41 +19,44 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
+def by_heads(x: Tensor) -> Tensor:
+    """[B, H, S, K] of [B, S, H, K], in float32 at least."""
+    return wide(x.transpose(1, 2).contiguous())
+
+
 def scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    """[B, S, H, T] of q[B, S, H, K] and k[B, T, H, K]. causal: a query sees the keys up to its own number."""
-    found = wide(torch.einsum("bshk,bthk->bsht", q, k)) * q.shape[-1] ** -0.5
+    """[B, H, S, T]. causal: a query sees the keys up to its own number."""
+    found = q @ k.mT
     if causal:
-        hidden = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).triu(1)
-        found = found.masked_fill(hidden[:, None], -torch.inf)
+        hidden = torch.ones(found.shape[-2:], dtype=torch.bool, device=q.device).triu_(1)
+        found.masked_fill_(hidden, -torch.inf)
     return found
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """The output of a part [B, S, H, K], and the logarithm of its sum [B, S, H]."""
-    found = scores(q, k, causal)
-    total = found.logsumexp(-1)
-    p = (found - total[..., None]).exp()
-    return torch.einsum("bsht,bthk->bshk", p, wide(v)), total
+    """The output of a part [B, H, S, K], and the logarithm of its sum."""
+    p = scores(q, k, causal)
+    most = p.amax(-1, keepdim=True)
+    total = p.sub_(most).exp_().sum(-1, keepdim=True)
+    return (p @ v).div_(total), total.log_().add_(most)
 
 
-def joined(one: tuple[Tensor, Tensor] | None, other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Two parts as one: each output is weighted with its share of the sum of both."""
-    if one is None:
-        return other
-    total = torch.logaddexp(one[1], other[1])
-    weighted = [out * (of_part - total).exp()[..., None] for out, of_part in (one, other)]
-    return weighted[0] + weighted[1], total
+def join(whole: tuple[Tensor, Tensor], part: tuple[Tensor, Tensor]) -> None:
+    """Add a part to what is known so far, in place: each output is weighted with its share of the sum of both."""
+    (out, so_far), (new, of_part) = whole, part
+    total = torch.logaddexp(so_far, of_part)
+    out.mul_(so_far.sub_(total).exp_()).add_(new.mul_(of_part.sub_(total).exp_()))
+    so_far.copy_(total)
 
 
 def attend_back(
     q: Tensor, dout: Tensor, total: Tensor, weighted: Tensor, k: Tensor, v: Tensor, causal: bool
-) -> tuple[Tensor, Tensor]:
-    """The gradients of a part: dq[B, S, H, K], and dk and dv as one [2, B, T, H, K].
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of a part: of q, k and v.
 
-    total: of the whole. weighted: sum(dout * out) of the whole, over K.
+    total: of the whole. weighted: sum(dout * out) of the whole over K, [B, H, S, 1].
     """
-    p = (scores(q, k, causal) - total[..., None]).exp()
-    ds = p * (torch.einsum("bshk,bthk->bsht", dout, wide(v)) - weighted[..., None]) * q.shape[-1] ** -0.5
-    dk = torch.einsum("bsht,bshk->bthk", ds, wide(q))
-    dv = torch.einsum("bsht,bshk->bthk", p, dout)
-    return torch.einsum("bsht,bthk->bshk", ds, wide(k)), torch.stack((dk, dv))
+    p = scores(q, k, causal).sub_(total).exp_()
+    dv = p.mT @ dout
+    ds = (dout @ v.mT).sub_(weighted).mul_(p)
+    return ds @ k, ds.mT @ q, dv

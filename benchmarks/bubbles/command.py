@@ -57,6 +57,7 @@ def bubbles(
     from benchmarks import bench, memory_limit
     from benchmarks.bubbles import bubbles as measuring
     from benchmarks.bubbles import plan as planning
+    from benchmarks.problems import words
     from contract.problem import Problem
     from shardiff.system import environment, memory
     from shardiff.system.files import check_path
@@ -78,9 +79,7 @@ def bubbles(
         check_path("output", output, ".json")
         check_path("picture", picture, ".png")
         check_path("trace", trace, ".json")
-        memory.require(
-            memory_limit.of_steps([(run, 1) for run in plan.runs]), memory_limit.describe(plan.runs[0].problem)
-        )
+        memory.require(memory_limit.of_steps([(run, 1) for run in plan.runs]), words(plan.runs[0].problem))
         environment.check(jax=any(run.implementation != "torch" for run in plan.runs))
         kept = bench.kept(measuring.begin(plan), output, resume)
     except ValueError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.documents.fields import Amount, Count, Name, Part, Result
+from benchmarks.documents.fields import Amount, Blocks, Count, Name, Part, Result, Several
 
 
 class Row(Part, frozen=True, kw_only=True):
@@ -18,11 +18,15 @@ class Row(Part, frozen=True, kw_only=True):
     grad_error: Amount | None
     param_error: Amount | None
     passed: bool
+    experts: Count = 0
 
 
-class Settings(Part, frozen=True, kw_only=True):
-    """device: cpu or cuda, where it is known."""
+class Settings(Blocks, frozen=True, kw_only=True):
+    """The sizes that all runs share, and the device, cpu or cuda, where they are known."""
 
+    batch: Several | None = None
+    width: Several | None = None
+    layers: Several | None = None
     device: str | None = None
 
 

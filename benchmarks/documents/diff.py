@@ -5,7 +5,6 @@ from __future__ import annotations
 from benchmarks.documents.fields import Count, Name, Part, Result, Several, Sizes
 from benchmarks.documents.steps import Strategy, Work
 from contract.axes import parse_axes
-from contract.problem import Problem
 from contract.strategy import Run
 from shardiff.diff.rows import Row
 from shardiff.record import Record
@@ -31,7 +30,10 @@ class Derived(Side, frozen=True, kw_only=True):
 
 
 class Diff(Part, frozen=True, kw_only=True):
-    """One strategy on one target: what is written on the left, what is derived on the right."""
+    """One strategy on one target: what is written on the left, what is derived on the right.
+
+    problem: where it is not that of all diffs.
+    """
 
     strategy: Strategy
     implementation: Name
@@ -41,6 +43,7 @@ class Diff(Part, frozen=True, kw_only=True):
     right: Derived
     closed_form: Side
     rows: list[Row]
+    problem: Sizes | None = None
 
 
 class Skipped(Part, frozen=True, kw_only=True):
@@ -68,11 +71,11 @@ class Diffs(Result, frozen=True, kw_only=True):
 
     def runs_of_diffs(self) -> list[Run]:
         """The run of each diff. Raises ValueError for one that cannot be."""
-        s = self.settings
-        problem = Problem(s.batch, s.width, s.layers, s.dtype)
         found = []
         for one in self.diffs:
+            own = one.problem or self.settings
             mesh = ",".join(f"{axis}={size}" for axis, size in one.mesh.items())
             axes = parse_axes(mesh, tuple(one.strategy.split(" x ")))
-            found.append(Run(one.implementation, axes, problem, microbatches=s.microbatches))
+            rest = {"microbatches": self.settings.microbatches, "recompute": own.recompute}
+            found.append(Run(one.implementation, axes, own.problem, **rest))
         return found

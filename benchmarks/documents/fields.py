@@ -10,8 +10,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, to_builtins
 
-from contract.problem import DTYPES
-from contract.strategy import IMPLEMENTATIONS
+from benchmarks.problems import words
+from contract.problem import DTYPES, Problem
+from contract.strategy import IMPLEMENTATIONS, RECOMPUTE
+from contract.transformer import Transformer
 from shardiff.system import machine
 
 MOST = 10**18  # beyond any figure that is measured here, and within what floats and pictures can hold
@@ -99,7 +101,20 @@ class Result(Part, frozen=True, kw_only=True):
         return True
 
 
-class Sizes(Part, frozen=True, kw_only=True):
+class Blocks(Part, frozen=True, kw_only=True):
+    """The sizes that a transformer has besides those of an MLP; null for an MLP."""
+
+    model: Annotated[str, among(("mlp", "transformer"))] = "mlp"
+    sequence: Several | None = None
+    heads: Several | None = None
+    ff: Several | None = None
+    experts: Count = 0
+    top_k: Several | None = None
+    capacity_factor: Positive | None = None
+    recompute: Annotated[str, among(RECOMPUTE)] = "none"
+
+
+class Sizes(Blocks, frozen=True, kw_only=True):
     """The problem, and the device that it ran on where that is known."""
 
     batch: Several
@@ -108,5 +123,14 @@ class Sizes(Part, frozen=True, kw_only=True):
     dtype: Dtype
     device: str | None = None
 
+    @property
+    def problem(self) -> Problem:
+        """What was trained. A size of a transformer that is not there has its default."""
+        own = {name: getattr(self, name) for name in ("batch", "width", "layers", "dtype")}
+        if self.model == "mlp":
+            return Problem(**own)
+        blocks = {name: getattr(self, name) for name in Blocks.__struct_fields__ if name not in ("model", "recompute")}
+        return Transformer(**own, **{name: size for name, size in blocks.items() if size is not None})
+
     def __str__(self) -> str:
-        return f"batch {self.batch}, width {self.width}, {self.layers} layers, {self.dtype}"
+        return words(self.problem) + ("" if self.recompute == "none" else f", recompute {self.recompute}")

@@ -7,8 +7,6 @@ printed are the medians and the median of the ratios of neighbours. Then operato
 
 from __future__ import annotations
 
-import atexit
-import shutil
 import statistics
 import sys
 import tempfile
@@ -34,10 +32,11 @@ CLOCKS, KINDS = ("by the clock", "processor time"), ("plain", "traced")
 GOAL = 0.15
 
 
-def steps(device: torch.device, run: Run, pairs: int) -> dict[str, list[float]]:
+def steps(device: torch.device, run: Run, pairs: int, folder: str) -> dict[str, list[float]]:
     """Seconds on this rank of steps without a trace and with one, which take turns in the order of A B B A.
 
-    By the clock, and by processor time of this thread, which tells more where other programs run.
+    By the clock, and by processor time of this thread, which tells more where other programs run. folder: for the files
+    of the traces.
     """
     mesh = train.make_mesh(run, device)
     params = train.make_params(mesh, run, device)
@@ -52,8 +51,6 @@ def steps(device: torch.device, run: Run, pairs: int) -> dict[str, list[float]]:
 
     for _ in range(3):
         step()
-    folder = tempfile.mkdtemp(prefix="shardiff-")
-    atexit.register(shutil.rmtree, folder, True)
     tell = writer(folder)  # as `shardiff trace` notes each call
     taken: dict[str, list[float]] = {f"{kind} {clock}": [] for kind in KINDS for clock in CLOCKS}
     for i in range(pairs):
@@ -86,10 +83,10 @@ def main() -> None:
     """Print the figures beside what they should not pass."""
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 40
     for ranks in (2, 4):
-        with workers(ranks, "cpu", timeout=120) as pool:
+        with tempfile.TemporaryDirectory(prefix="shardiff-") as folder, workers(ranks, "cpu", timeout=120) as pool:
             for strategy in STRATEGIES:
                 run = Run("torch", one_axis(strategy, ranks), Problem())
-                found: list[dict[str, Any]] = pool.call(steps, run, pairs, world_size=ranks)
+                found: list[dict[str, Any]] = pool.call(steps, run, pairs, folder, world_size=ranks)
                 for clock in CLOCKS:
                     plain, traced = (over_ranks([rank[f"{kind} {clock}"] for rank in found]) for kind in KINDS)
                     ratio = statistics.median(b / a for a, b in zip(plain, traced, strict=True)) - 1

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from benchmarks.options import (
-    BATCH,
     CHUNKS,
     DEVICE,
     DTYPE,
     JSON,
-    LAYERS,
     MICROBATCHES,
     OUTPUT,
+    RECOMPUTE,
     RESHARD,
     RESUME,
     SCHEDULE,
-    WIDTH,
     reshard_of,
 )
+from benchmarks.problem_options import takes_problem
 from shardiff.cli.answers import TIMEOUT, refuse, repeatable
 
 if TYPE_CHECKING:
     from benchmarks.steps.steps import Plan
+    from contract.problem import Problem
 
 
+@takes_problem
 def steps(
+    problem: Problem,
     ranks: Annotated[list[int] | None, repeatable("N", "Number of ranks, one process each. Default: 2 and 4.")] = None,
     strategy: Annotated[
         list[str] | None, repeatable("NAME", "data_parallel, ... or single_device. Default: all but zero2.")
@@ -45,13 +48,11 @@ def steps(
     rounds: Annotated[
         int, typer.Option(metavar="N", help="Rounds that the steps are split into; torch and JAX take turns in each.")
     ] = 3,
-    batch: Annotated[int, BATCH] = 128,
-    width: Annotated[int, WIDTH] = 1024,
-    layers: Annotated[int, LAYERS] = 4,
     microbatches: Annotated[int, MICROBATCHES] = 4,
     schedule: Annotated[str, SCHEDULE] = "gpipe",
     chunks: Annotated[int, CHUNKS] = 2,
     reshard: Annotated[str | None, RESHARD] = None,
+    recompute: Annotated[str, RECOMPUTE] = "none",
     dtype: Annotated[str, DTYPE] = "float32",
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="sgd or adamw.")] = "adamw",
     speed_batch: Annotated[
@@ -70,8 +71,8 @@ def steps(
     Exit status: 1 if two contestants do not train the same.
     """
     from benchmarks import bench, memory_limit
+    from benchmarks.problems import words
     from benchmarks.steps import steps as measuring
-    from contract.problem import Problem
     from shardiff.system import environment, memory
     from shardiff.system.files import check_path
 
@@ -80,7 +81,7 @@ def steps(
             ranks or (),
             strategy or (),
             implementation or measuring.IMPLEMENTATIONS,
-            Problem(batch, width, layers, dtype),
+            replace(problem, dtype=dtype),
             optimizer=optimizer,
             microbatches=microbatches,
             schedule=schedule,
@@ -92,11 +93,12 @@ def steps(
             speed_batch=speed_batch,
             meshes=mesh or (),
             reshard=reshard_of(reshard),
+            recompute=recompute,
         )
         check_path("output", output, ".json")
         check_path("picture", picture, ".png")
         memory_limit.require_processes(plan.runs)
-        memory.require(memory_limit.of_steps(plan.contestants()), memory_limit.describe(plan.runs[0].problem))
+        memory.require(memory_limit.of_steps(plan.contestants()), words(plan.runs[0].problem))
         environment.check(jax=any(name != "torch" for name in plan.implementations))
         kept = bench.kept(measuring.begin(plan), output, resume)
     except ValueError as error:

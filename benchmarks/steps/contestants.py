@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from benchmarks.steps import peers, peers_sharded
+from benchmarks.steps import peers, peers_blocks, peers_sharded
 from benchmarks.steps.peers import Maker, Step
-from contract.problem import Batch, Layer
+from contract.problem import Batch
 from contract.strategy import Run
 from torch_impl import train
-from torch_impl.compose import loss_and_grads, own_gradients, split_params
+from torch_impl.compose import loss_and_grads, own, own_gradients, split_params
 from torch_impl.mesh import of_device_mesh
 
 MAKERS: dict[str, Maker] = {
@@ -27,8 +28,10 @@ MAKERS: dict[str, Maker] = {
     "fsdp2": peers_sharded.fsdp2,
     "dtensor_fsdp2": peers_sharded.fsdp2,
     "ddp_zero": peers.distributed_data_parallel,
+    "ddp_ring": peers_blocks.ring,
+    "all_to_all": peers_blocks.all_to_all,
 }
-CUT = ("pipelining", "dtensor_ddp")  # whose parameters are plain tensors and cut as ours are
+CUT = ("pipelining", "dtensor_ddp", "all_to_all")  # whose parameters are plain tensors and cut as ours are
 
 
 class Contestant(NamedTuple):
@@ -36,12 +39,14 @@ class Contestant(NamedTuple):
 
     leaves: what the optimizer of this rank updates, or parts of it; their memory is that of all parameters that this
     rank holds. final: a rank's parameters in the order w0, b0, w1, ..., each w as [in, out], split as ours are.
+    gradients: of the last step, of what this rank updates, in the same form.
     """
 
     step: Step
     leaves: list[Tensor]
     optimizer: torch.optim.Optimizer
     final: Callable[[], list[Tensor]]
+    gradients: Callable[[], list[Tensor]]
 
 
 def make(name: str, mesh: DeviceMesh, run: Run, device: torch.device) -> Contestant:
@@ -63,7 +68,10 @@ def explicit(mesh: DeviceMesh, run: Run, device: torch.device) -> Contestant:
     def final() -> list[Tensor]:
         return [p.detach() for layer in params for p in layer]
 
-    return Contestant(step, [p for layer in trained for p in layer], optimizer, final)
+    def gradients() -> list[Tensor]:
+        return [p.grad for layer in trained for p in layer if p.grad is not None]
+
+    return Contestant(step, [p for layer in trained for p in layer], optimizer, final, gradients)
 
 
 def peer(name: str, mesh: DeviceMesh, run: Run, device: torch.device) -> Contestant:
@@ -79,15 +87,24 @@ def peer(name: str, mesh: DeviceMesh, run: Run, device: torch.device) -> Contest
         optimizer.step()
         return loss
 
+    ours = of_device_mesh(mesh, run)
+
+    def cut(tensors: list[Tensor]) -> list[Any]:
+        """Layers, split as ours are, from tensors of the leaves."""
+        left = (p.T if p.ndim == 2 else p for p in map(whole, tensors))  # w of nn.Linear is [out, in]
+        if name in CUT:
+            return [tuple(left)]
+        return split_params([shapes._make(islice(left, len(shapes))) for shapes in run.problem.shapes()], ours, run)
+
     def final() -> list[Tensor]:
-        gathered = [whole(p.detach()) for p in leaves]
-        layers = [Layer(w.T, b) for w, b in zip(gathered[::2], gathered[1::2], strict=True)]
-        if name not in CUT:
-            layers = split_params(layers, of_device_mesh(mesh, run), run)
-        return [p for layer in layers for p in layer]
+        return [p for layer in cut([p.detach() for p in leaves]) for p in layer]
+
+    def gradients() -> list[Tensor]:
+        layers = cut([p.grad for p in leaves if p.grad is not None])
+        return [p for layer in (layers if name in CUT else own(layers, ours, run)) for p in layer]
 
     mine = getattr(optimizer, "optim", optimizer)  # of ZeroRedundancyOptimizer, which wraps the one with the state
-    return Contestant(update, leaves, mine, final)
+    return Contestant(update, leaves, mine, final, gradients)
 
 
 def whole(p: Tensor) -> Tensor:

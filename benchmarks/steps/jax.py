@@ -7,6 +7,7 @@ collective runs on a rank and no operation computes. Its share of the profiled s
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -18,8 +19,9 @@ import optax
 from benchmarks import profile_jax
 from benchmarks.barrier_jax import barrier
 from benchmarks.steps.numbers import WARM_UP
-from contract.problem import Batch, Layer
+from contract.problem import Batch, Problem
 from contract.strategy import Run
+from contract.transformer import EPSILON, Transformer
 from jax_impl import train
 from jax_impl.compose import loss_and_grads
 from jax_impl.mesh import make_mesh
@@ -52,8 +54,8 @@ class State:
     barrier: Any = None
 
 
-def prepare(state: State, run: Run, names: list[str]) -> list[str]:
-    """Compile the contestants `names` of one strategy: "shard_map", "annotated" or "jit"."""
+def prepare(state: State, run: Run, names: list[str]) -> dict[str, str]:
+    """Compile the contestants `names` of one strategy: "shard_map", "annotated" or "jit". All of them can take part."""
     jax.config.update("jax_default_matmul_precision", "highest")
     jax.config.update("jax_enable_x64", run.problem.dtype == "float64")
     state.contestants.clear()
@@ -61,7 +63,15 @@ def prepare(state: State, run: Run, names: list[str]) -> list[str]:
     for name in names:
         made = plain_jit(run) if name == "jit" else sharded(replace(run, implementation=name))
         state.contestants[name] = made
-    return names
+    return {}
+
+
+def prove(state: State) -> dict[str, float]:
+    """One step of each contestant before any is timed: the distance of its gradients to those of the first."""
+    for contestant in state.contestants.values():
+        contestant.run()
+    first, *_ = state.contestants.values()
+    return {name: distance(one.grads, first.grads) for name, one in state.contestants.items()}
 
 
 def sharded(run: Run) -> Contestant:
@@ -79,13 +89,13 @@ def plain_jit(run: Run) -> Contestant:
     """What a user of one device writes: no mesh, no sharding, nothing of ours but the initial numbers."""
     optimizer = train.make_optimizer(run)
 
-    def loss_of(params: list[Layer], batch: Batch) -> jax.Array:
-        x = batch.x
-        for w, b in params:
-            x = jax.nn.gelu(x @ w + b, approximate=False)
-        return jnp.sum(batch.weight * jnp.square((x - batch.y).astype(batch.weight.dtype)))
+    forward = plain_model(run.problem)
 
-    def step(params: list[Layer], state: Any, batch: Batch) -> tuple[Any, Any, Any, Any]:
+    def loss_of(params: list[Any], batch: Batch) -> jax.Array:
+        out = forward(params, batch.x)
+        return jnp.sum(batch.weight * jnp.square((out - batch.y).astype(batch.weight.dtype)))
+
+    def step(params: list[Any], state: Any, batch: Batch) -> tuple[Any, Any, Any, Any]:
         loss, grads = jax.value_and_grad(loss_of)(params, batch)
         updates, state = optimizer.update(grads, state, params)
         return loss, grads, optax.apply_updates(params, updates), state
@@ -96,6 +106,33 @@ def plain_jit(run: Run) -> Contestant:
     state = jax.jit(optimizer.init)(params)
     compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, batch).compile()
     return Contestant(compiled, params, state, batch)
+
+
+def plain_model(problem: Problem) -> Callable[[list[Any], jax.Array], jax.Array]:
+    """The model as a user of one device writes it, from what jax.nn has: the MLP, or the transformer without experts."""
+
+    def mlp(params: list[Any], x: jax.Array) -> jax.Array:
+        for w, b in params:
+            x = jax.nn.gelu(x @ w + b, approximate=False)
+        return x
+
+    def normalized(x: jax.Array, gain: jax.Array) -> jax.Array:
+        return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + EPSILON) * gain
+
+    def transformer(params: list[Any], x: jax.Array) -> jax.Array:
+        assert isinstance(problem, Transformer)
+        for attention, mlp in zip(params[::2], params[1::2], strict=True):
+            h = normalized(x, attention.gain)
+            q, k, v = (
+                (h @ w).reshape(*h.shape[:2], problem.heads, -1) for w in (attention.q, attention.k, attention.v)
+            )
+            out = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+            x = x + out.reshape(x.shape) @ attention.o
+            h = normalized(x, mlp.gain)
+            x = x + jax.nn.gelu(h @ mlp.up, approximate=False) @ mlp.down
+        return x
+
+    return transformer if isinstance(problem, Transformer) else mlp
 
 
 def block(state: State, iterations: int, warmup: int) -> dict[str, dict[str, list[float]]]:

@@ -17,7 +17,7 @@ from shardiff.record import Record, totals
 
 IN_JAX = ("shard_map", "annotated", "jit")
 IMPLEMENTATIONS = ("torch", "shard_map", "annotated", "peer")
-TP = ("tensor_parallel", "megatron_tensor_parallel")
+TP = ("tensor_parallel", "megatron_tensor_parallel", "sequence_parallel")
 PEERS = {  # strategy -> its library equivalents in torch. Axes in torch's order: another order has no equivalent
     "single_device": ("modules",),
     "data_parallel": ("ddp",),
@@ -25,6 +25,8 @@ PEERS = {  # strategy -> its library equivalents in torch. Axes in torch's order
     "fully_sharded": ("fsdp2",),
     "zero1": ("ddp_zero",),
     "data_parallel x fully_sharded": ("fsdp2",),
+    "ring_attention": ("ddp_ring",),
+    "expert_parallel": ("all_to_all",),
     **{tp: ("dtensor",) for tp in TP},
     **{f"data_parallel x {tp}": ("dtensor_ddp",) for tp in TP},
     **{f"fully_sharded x {tp}": ("dtensor_fsdp2",) for tp in TP},
@@ -41,9 +43,12 @@ def peers_of(run: Run, framework: str) -> tuple[str, ...]:
 
     JAX has one for a single device alone: on several, what a user writes is annotations, which is a side of ours.
     """
+    experts = getattr(run.problem, "experts", 0)  # neither jax.nn nor DTensor has any
     if framework == "jax":
-        return ("jit",) if run.strategy == "single_device" else ()
+        return ("jit",) if run.strategy == "single_device" and not experts else ()
     if run.schedule == "naive" and "pipeline_parallel" in run.strategies:
+        return ()
+    if experts and run.size_of("tp") > 1:
         return ()
     return (*PEERS.get(run.strategy, ()), *CONTEXT.get(run.strategy, ()))
 
@@ -53,6 +58,7 @@ TOLERANCE = {
     "float32": 1e-2,
     "bfloat16": 1e-1,
 }  # of parameters after all steps; Adam magnifies rounding
+GRADIENTS = {"float64": 1e-11, "float32": 1e-4, "bfloat16": 5e-2}  # before anything is timed, in one step
 WARM_UP = 8  # of what a single device does in turn: its heap grows for as long
 METHOD = {
     "step_seconds": "after a barrier, from a rank's start of the step to its end; the slowest rank of each iteration",
@@ -73,8 +79,10 @@ METHOD = {
 Samples = dict[str, dict[str, list[list[list[float]]]]]  # [name][kind][round][rank][iteration]
 
 
-def rows(run: Run, samples: Samples, finished: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One row for each contestant; what its ranks have not told yet is null."""
+def rows(
+    run: Run, samples: Samples, finished: dict[str, list[dict[str, Any]]], proven: dict[str, float]
+) -> list[dict[str, Any]]:
+    """One row for each contestant; what its ranks have not told yet is null. proven: differences of gradients."""
     result = []
     for name, taken in samples.items():
         steps = [over_ranks(each) for each in taken["step"]]
@@ -106,6 +114,7 @@ def rows(run: Run, samples: Samples, finished: dict[str, list[dict[str, Any]]]) 
                 "work": told[0].get("work") if told else None,
                 "loss": told[0]["loss"] if told else None,
                 "difference": max(rank["difference"] for rank in told) if told else None,
+                "gradient_difference": proven.get(name),
             }
         )
     return result
@@ -172,11 +181,15 @@ def ratios(run: Run, samples: Samples) -> list[dict[str, Any]]:
 
 def disagreements(run: Run, rows: Sequence[dict[str, Any]]) -> list[str]:
     """Contestants that have not trained the same: other parameters within a framework, another loss across both."""
-    limit = TOLERANCE[run.problem.dtype]
+    limit, most = TOLERANCE[run.problem.dtype], GRADIENTS[run.problem.dtype]
     told = [row for row in rows if row["loss"] is not None]
     result = []
     for row in told:
         name = f"{row['implementation']} {run.strategy} on {run.world_size} ranks"
+        if not row["gradient_difference"] <= most:
+            result.append(
+                f"{name}: gradients differ by {row['gradient_difference']:.1e} from {told[0]['implementation']}'s"
+            )
         if not row["difference"] <= limit:
             result.append(f"{name}: parameters differ by {row['difference']:.1e} from {told[0]['implementation']}'s")
         if not abs(row["loss"] - told[0]["loss"]) <= limit * abs(told[0]["loss"]):

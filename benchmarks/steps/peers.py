@@ -1,7 +1,8 @@
 """The library equivalents in torch: DistributedDataParallel, DTensor, torch.distributed.pipelining.
 
 Each peer trains the same model on the same batches from the same weights, and ends with the same parameters; `shardiff
-bench steps` times it and checks that. Those that shard parameters or optimizer state are in `peers_sharded`.
+bench steps` times it and checks that. Those that shard parameters or optimizer state are in `peers_sharded`, those of
+what only a transformer has in `peers_blocks`.
 """
 
 from __future__ import annotations
@@ -23,14 +24,23 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.silent import SILENT
-from contract.layout import schedule_of
-from contract.problem import Batch, Layer, split_slices
+from benchmarks.steps.peer_models import Attend, full_model, scaled_dot_product
+from contract.layout import schedule_of, unit_of
+from contract.problem import Batch, split_slices
 from contract.strategy import Run
+from contract.transformer import Transformer
 from torch_impl import train
 from torch_impl.model import squared_error
 
@@ -38,38 +48,18 @@ Step = Callable[[Batch], Tensor]  # a rank's batch -> the global loss, before th
 Maker = Callable[[DeviceMesh, Run, torch.device], tuple[Step, nn.Module]]
 
 
-class MLP(nn.Module):
-    """The same model from torch's own modules. params: layers of w[in, out] and b[out], as everywhere else."""
-
-    def __init__(self, params: list[Layer]):
-        super().__init__()
-        self.layers = nn.ModuleList()
-        for w, b in params:
-            linear = nn.Linear(*w.shape, device="meta")
-            linear.weight, linear.bias = nn.Parameter(w.T.contiguous()), nn.Parameter(b.clone())
-            self.layers.append(nn.Sequential(linear, nn.GELU()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def full_model(run: Run, device: torch.device, layers: slice = slice(None)) -> MLP:
-    """The model with the initial parameters, or some of its layers."""
-    tensors = [Layer(*(train.tensor(a, run.problem.dtype) for a in layer)) for layer in run.problem.parameters()]
-    return MLP(tensors[layers]).to(device)
-
-
 def optimizer_of(model: nn.Module, mesh: DeviceMesh, run: Run) -> torch.optim.Optimizer:
-    """The optimizer of `torch_impl.train`, over a module's parameters."""
+    """The optimizer of `torch_impl.train`, over a module's parameters. A fused one takes DTensors alone or none."""
     kind, settings = train.optimizer_kind(run)
-    return kind(model.parameters(), **settings)
+    by_kind: dict[bool, list[Tensor]] = {}
+    for p in model.parameters():
+        by_kind.setdefault(isinstance(p, DTensor), []).append(p)
+    return kind([{"params": params} for params in by_kind.values()], **settings)
 
 
 def data_axes(run: Run) -> list[str]:
-    """The axes of a run over which samples are split."""
-    return [name for name in run.mesh.names if name in ("dp", "fsdp")]
+    """The axes of a run over which samples or the sequence are split, and the model is not."""
+    return [name for name in run.mesh.names if name in ("dp", "fsdp", "cp")]
 
 
 def groups_of_loss(mesh: DeviceMesh, run: Run) -> list[ProcessGroup]:
@@ -99,34 +89,62 @@ def modules(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.
 
 
 def dtensor(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
-    """DTensor's parallelize_module, with the layouts of tensor_parallel or megatron_tensor_parallel."""
+    """DTensor's parallelize_module, with the layouts of the strategy of the axis `tp`."""
     model = tensor_parallel_model(mesh, run, device)
     return step_of(model, mesh, run), model
 
 
-def tensor_parallel_model(mesh: DeviceMesh, run: Run, device: torch.device) -> nn.Module:
+def tensor_parallel_model(
+    mesh: DeviceMesh, run: Run, device: torch.device, attend: Attend = scaled_dot_product
+) -> nn.Module:
     """The model, cut by DTensor if the run has an axis `tp`. This is what DDP and FSDP2 wrap."""
-    model = full_model(run, device)
-    columns = "tensor_parallel" in run.strategies
+    model = full_model(run, device, attend=attend)
+    if "tp" in run.mesh.names:
+        of_transformer = isinstance(run.problem, Transformer)
+        parallelize_module(model, mesh["tp"], styles_of_blocks(run) if of_transformer else styles_of_layers(run))
+    return model
+
+
+def styles_of_layers(run: Run) -> dict[str, ParallelStyle]:
+    """How DTensor cuts the layers of the MLP: all by columns, or by columns and rows in turn."""
 
     def style(i: int) -> ParallelStyle:
-        if columns:
+        if "tensor_parallel" in run.strategies:
             return ColwiseParallel(input_layouts=Shard(-1) if i else Replicate(), output_layouts=Shard(-1))
         return RowwiseParallel() if i % 2 else ColwiseParallel()
 
-    if "tp" in run.mesh.names:
-        parallelize_module(model, mesh["tp"], {f"layers.{i}.0": style(i) for i in range(run.problem.layers)})
-    return model
+    return {f"layers.{i}.0": style(i) for i in range(run.problem.layers)}
+
+
+def styles_of_blocks(run: Run) -> dict[str, ParallelStyle]:
+    """How DTensor cuts blocks: heads and features; with sequence_parallel, norms and residuals by the sequence."""
+    split = "sequence_parallel" in run.strategies
+    styles: dict[str, ParallelStyle] = {}
+    for i in range(run.problem.layers):
+        columns = ("attention.q", "attention.k", "attention.v", "mlp.0")
+        styles |= {f"layers.{i}.{name}": ColwiseParallel() for name in columns}
+        rows = {"output_layouts": Shard(1)} if split else {}
+        styles |= {f"layers.{i}.{name}": RowwiseParallel(**rows) for name in ("attention.o", "mlp.2")}
+        for name in ("attention", "mlp") if split else ():
+            styles[f"layers.{i}.{name}_norm"] = SequenceParallel()
+            gathered = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+            styles[f"layers.{i}.{name}"] = gathered
+    return styles
 
 
 def distributed_data_parallel(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
     """DDP (Li et al., 2006.15704)."""
+    model = replicated(tensor_parallel_model(mesh, run, device), mesh, run)
+    return step_of(model, mesh, run), model
+
+
+def replicated(inside: nn.Module, mesh: DeviceMesh, run: Run) -> DistributedDataParallel:
+    """DDP around a model, over the axis along which it is replicated."""
     [axis] = data_axes(run)
-    inside = tensor_parallel_model(mesh, run, device)
     model = DistributedDataParallel(inside, device_mesh=mesh[axis], gradient_as_bucket_view=True)
     if dist.get_backend(mesh.get_group(axis)) == SILENT:  # whose results DDP would not take
         model.register_comm_hook(None, as_it_is)
-    return step_of(model, mesh, run), model
+    return model
 
 
 def as_it_is(state, bucket):  # DDP looks at annotations, and would not take them as the strings that they are here
@@ -149,9 +167,10 @@ def pipelining(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, 
     rank, group, schedule = mesh.get_local_rank(), mesh.get_group(), schedule_of(run)
     assert schedule is not None
     mine = [schedule.parts.index((rank, chunk)) for chunk in range(schedule.chunks)]
-    cuts = split_slices(run.problem.layers, len(schedule.parts))
-    models = [full_model(run, device, cuts[part]) for part in mine]
-    weight = 1 / (run.problem.batch * run.problem.width)
+    unit = unit_of(run)
+    cuts = split_slices(run.problem.depth // unit, len(schedule.parts))
+    models = [full_model(run, device, slice(unit * cuts[i].start, unit * cuts[i].stop)) for i in mine]
+    weight = 1 / (run.problem.batch * run.problem.sequence * run.problem.width)
     wide = torch.float64 if run.problem.dtype == "float64" else torch.float32
     stages: list[Any] = [
         PipelineStage(model, part, len(schedule.parts), device, group=group)

@@ -12,30 +12,31 @@ The document, plain JSON; seconds, bytes; a spread is {"median", "q1", "q3"}; wh
              exposed_share, samples_seconds[round][iteration] (slowest rank), memory {measured, closed_form} (of the
              rank with most; parameters, gradients, optimizer_state, activations, temporaries), wire_bytes (closed form,
              of a rank in a step), wire_bytes_compiled (JAX), work (JAX: `shardiff.hlo.work.Work`), loss (last),
-             difference (of parameters, from the first's)
+             difference (of parameters, from the first's), gradient_difference (of gradients, before anything is timed)
              What is a formula is null for peers that are context: they do something else.
     ratios   ranks, strategy, of, to, ratio (spread), by ("iterations": of adjacent ones; "rounds": of medians)
     single_device   framework, matmul and forward_backward flops per second (spreads), share, update and copy bytes per
              second (spreads), update_share; batch
     failures sentences, empty if all contestants agree
+    left_out ranks, mesh, strategy, implementation, reason: library equivalents that this torch does not have
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import turns
 from benchmarks.documents import resume
+from benchmarks.problems import sizes_of, strategies_of, with_experts
 from benchmarks.steps.numbers import IMPLEMENTATIONS, METHOD, Samples, disagreements, peers_of, rates, ratios, rows
-from contract.axes import STRATEGIES, one_axis, parse_axes
+from contract.axes import one_axis, parse_axes
 from contract.problem import Problem
 from contract.strategy import Run
 from shardiff.system import machine
 
-DEFAULT_STRATEGIES = ("single_device", *(name for name in STRATEGIES if name != "zero2"))  # whose peers are context
 PROFILED = 5  # steps of each JAX contestant under the profiler
 
 
@@ -79,11 +80,13 @@ def plan(
     speed_batch: int = 2048,
     meshes: Sequence[str] = (),
     reshard: bool | None = None,
+    recompute: str = "none",
 ) -> Plan:
     """Raises ValueError for what cannot be run. single_device runs on 1 rank, whatever `ranks` says.
 
     meshes: `dp=2,tp=2`, instead of ranks; the strategies are then those of their axes. schedule: of a pipeline; without
     strategies, one other than GPipe's is of pipeline_parallel alone. reshard: of fully_sharded, and in the same way.
+    recompute: of a transformer's blocks.
     """
     for name, value in (("iterations", iterations), ("rounds", rounds), ("speed-batch", speed_batch)):
         if value < 1:
@@ -95,21 +98,26 @@ def plan(
     for implementation in implementations:
         if implementation not in IMPLEMENTATIONS:
             raise ValueError(f"unknown implementation {implementation!r}; known: {', '.join(IMPLEMENTATIONS)}")
-    rest: dict[str, Any] = {"problem": problem, "optimizer": optimizer, "device": device}
+    rest: dict[str, Any] = {"optimizer": optimizer, "device": device, "recompute": recompute}
     if meshes:
         if ranks:
             raise ValueError("a mesh says the number of ranks: give --mesh or --ranks, not both")
         chosen, alone = [parse_axes(mesh, tuple(strategies)) for mesh in meshes], False
     else:
         meant = [("pipeline_parallel", schedule != "gpipe"), ("fully_sharded", reshard is not None)]
-        named = strategies or [name for name, yes in meant if yes] or DEFAULT_STRATEGIES
+        named = (
+            strategies
+            or [name for name, yes in meant if yes]
+            or ("single_device", *(name for name in strategies_of(problem) if name != "zero2"))  # its peers are context
+        )
         chosen = [one_axis(s, n) for n in ranks or (2, 4) for s in named if s != "single_device"]
         alone = "single_device" in named
-    runs = [Run("torch", (), microbatches=1, **rest)] if alone else []
-    order = {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
+    runs = [Run("torch", (), problem, microbatches=1, **rest)] if alone else []
+    rest |= {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
     for axes in chosen:
-        sharded = any(axis.strategy == "fully_sharded" for axis in axes)
-        runs.append(Run("torch", axes, **order, **rest, reshard=reshard if sharded else None))
+        names = [axis.strategy for axis in axes]
+        kept = reshard if "fully_sharded" in names else None
+        runs.append(Run("torch", axes, with_experts(problem, names), **rest, reshard=kept))
     if reshard is not None and all(run.reshard is None for run in runs):
         raise ValueError("reshard is of fully_sharded, which is not among the strategies")
     gpus = machine.num_gpus() if device != "cpu" else 0
@@ -140,7 +148,7 @@ def begin(plan: Plan) -> dict[str, Any]:
     document: dict[str, Any] = {"kind": "steps", "schema": 1, "complete": False, "machine": machine.facts()}
     document["method"] = METHOD
     document["settings"] = {
-        **asdict(run.problem),
+        **sizes_of(run),
         "optimizer": run.optimizer,
         "microbatches": max(r.microbatches for r in plan.runs),
         "schedule": plan.runs[-1].schedule,
@@ -152,7 +160,7 @@ def begin(plan: Plan) -> dict[str, Any]:
         "implementations": list(plan.implementations),
         "blocks": [block(run) for run in plan.runs],
     }
-    return document | {"runs": [], "rows": [], "ratios": [], "single_device": [], "failures": []}
+    return document | {"runs": [], "rows": [], "ratios": [], "single_device": [], "failures": [], "left_out": []}
 
 
 def block(run: Run) -> str:
@@ -182,7 +190,7 @@ def measure(
                 if kept and resume.has(kept, block(run)):
                     take(document, kept, run)
                     continue
-                before = {key: list(document[key]) for key in ("rows", "ratios", "failures")}
+                before = {key: list(document[key]) for key in ("rows", "ratios", "failures", "left_out")}
                 for parts in strategy(plan, run, by_framework, starting):
                     document |= {key: before[key] + parts[key] for key in before}
                     save(document)
@@ -205,7 +213,7 @@ def measure(
 
 def take(document: dict[str, Any], kept: dict[str, Any], run: Run) -> None:
     """Put what an earlier document has of a run into another."""
-    for key in ("rows", "ratios"):
+    for key in ("rows", "ratios", "left_out"):
         document[key] += [r for r in kept[key] if (r["strategy"], r["mesh"]) == (run.strategy, str(run.mesh))]
     document["failures"] += [one for one in kept["failures"] if f" {block(run)}:" in one]
 
@@ -230,20 +238,34 @@ def strategy(
     samples: Samples = {}
     finished: dict[str, list[dict[str, Any]]] = {}  # [name][rank]
     sets = {framework: ranks for framework, ranks in sets.items() if plan.names(run, framework)}
+    proven: dict[str, float] = {}
+    left_out: list[dict[str, str]] = []
     for framework, ranks in sets.items():
-        ranks.call("prepare", run, plan.names(run, framework))
+        names = plan.names(run, framework)
+        starting(f"{run.strategy}, {run.world_size} ranks: {framework}, proof of equal gradients")
+        told = ranks.call("prepare", run, names)[0]
+        left_out += [{**key_of(run), "implementation": name, "reason": reason} for name, reason in told.items()]
+        proofs = ranks.call("prove")
+        proven |= {name: max(rank[name] for rank in proofs) for name in proofs[0]}
     for number in range(plan.rounds):
         iterations = plan.iterations // plan.rounds + (number < plan.iterations % plan.rounds)
         for framework, ranks in sets.items():
             starting(f"{run.strategy}, {run.world_size} ranks: round {number + 1} of {plan.rounds}, {framework}")
             # Both frameworks take as many steps, so that they end with the same parameters.
-            blocks = ranks.call("block", iterations, 2 if number else 4)
+            blocks = ranks.call("block", iterations, 2 if number else 3)
             for name in blocks[0]:
                 for kind in blocks[0][name]:
                     samples.setdefault(name, {}).setdefault(kind, []).append([rank[name][kind] for rank in blocks])
-        yield {"rows": rows(run, samples, finished), "ratios": ratios(run, samples), "failures": []}
+        so_far = {"rows": rows(run, samples, finished, proven), "ratios": ratios(run, samples)}
+        yield so_far | {"failures": [], "left_out": left_out}
     for framework, ranks in sets.items():
         results = ranks.call("finish", *((PROFILED,) if framework == "jax" else ()))
         finished |= {name: [rank[name] for rank in results] for name in results[0]}
-        done = rows(run, samples, finished)
-        yield {"rows": done, "ratios": ratios(run, samples), "failures": disagreements(run, done)}
+        done = rows(run, samples, finished, proven)
+        failed = disagreements(run, done)
+        yield {"rows": done, "ratios": ratios(run, samples), "failures": failed, "left_out": left_out}
+
+
+def key_of(run: Run) -> dict[str, Any]:
+    """What tells a run from the others of a document."""
+    return {"ranks": run.world_size, "mesh": str(run.mesh), "strategy": run.strategy}

@@ -21,6 +21,7 @@ from benchmarks.memory_torch import held, kept_for_backward
 from benchmarks.silent import SILENT
 from benchmarks.steps import contestants
 from benchmarks.steps.numbers import WARM_UP
+from benchmarks.steps.torch_ring import NotThere
 from contract.problem import Batch
 from contract.strategy import Run
 from torch_impl import train
@@ -39,19 +40,33 @@ class State:
     loss: dict[str, float] = field(default_factory=dict)
 
 
-def prepare(state: State, run: Run, names: list[str]) -> list[str]:
-    """Build the contestants `names` of one strategy, "torch" or peers'; those that have a silent twin are returned."""
+def prepare(state: State, run: Run, names: list[str]) -> dict[str, str]:
+    """Build the contestants `names` of one strategy, "torch" or peers'. Returns why some cannot take part."""
     torch.set_float32_matmul_precision("highest")
     state.real.clear()
     state.silent.clear()
     mesh, quiet = make_device_mesh(run, state.device), silent_device_mesh(run, state.device)
     state.batch = train.make_batch(of_device_mesh(mesh, run), run, 0, state.device)
+    left_out = {}
     for name in names:
-        state.real[name] = contestants.make(name, mesh, run, state.device)
-        # torch.distributed.pipelining's stages tell each other their shapes first, which a silent group cannot do.
-        if run.world_size > 1 and not name.startswith("pipelining"):
+        try:
+            state.real[name] = contestants.make(name, mesh, run, state.device)
+        except NotThere as error:
+            left_out[name] = str(error)
+            continue
+        # Stages of torch.distributed.pipelining tell each other their shapes first, and ranks how many tokens come to
+        # their experts, which a silent group cannot do.
+        if run.world_size > 1 and name not in ("pipelining", "all_to_all"):
             state.silent[name] = contestants.make(name, quiet, run, state.device)
-    return list(state.silent)
+    return left_out
+
+
+def prove(state: State) -> dict[str, float]:
+    """One step of each contestant before any is timed: the distance of its gradients to those of the first."""
+    for contestant in state.real.values():
+        contestant.step(state.batch)
+    first, *_ = state.real.values()
+    return {name: distance(one.gradients(), first.gradients()) for name, one in state.real.items()}
 
 
 def silent_device_mesh(run: Run, device: torch.device) -> DeviceMesh:

@@ -41,25 +41,31 @@ def argument_of(program: Program, flow: Flow, computation: str, name: str) -> st
 
     None where the operand is computed, or cannot be followed; "" for an argument without a name.
     """
+    computation, name = origin(program, flow, computation, name)
+    site = find(program, computation, name) if computation == program.entry else None
+    return display(site.op_name) if site and site.opcode == "parameter" else None
+
+
+def origin(program: Program, flow: Flow, computation: str, name: str) -> tuple[str, str]:
+    """The computation and the name of what made an operand's data, unchanged since but for its type and layout; as far
+    as that can be followed."""
     for _ in range(MOST_STEPS):
         site = find(program, computation, name)
         if site is None:
-            return None
+            break
         if site.opcode == "parameter":
-            if computation == program.entry:
-                return display(site.op_name)
             calls = flow.callers.get(computation, [])
             number = int(site.argument) if site.argument.strip().isdecimal() else -1
             if len(calls) != 1 or not 0 <= number < len(calls[0].site.operands):
-                return None
+                break
             if calls[0].site.opcode not in ("call", "fusion", "async-start"):
-                return None  # the one parameter of a loop's body is a tuple
+                break  # the one parameter of a loop's body is a tuple
             computation, name = calls[0].caller, calls[0].site.operands[number]
         elif len(site.operands) == 1 and (site.opcode in SAME_DATA or only_moves(program, site)):
             name = site.operands[0]
         else:
-            return None
-    return None
+            break
+    return computation, name
 
 
 def only_moves(program: Program, site: Instruction) -> bool:

@@ -55,8 +55,19 @@ class Phases:
         self.program, self.flow = program, flow
         self.known: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
 
-    def of(self, computation: str, site: Instruction) -> str:
-        """The phase of a collective; what its own computation does not tell, those that call it may, if they agree."""
+    def of(self, computation: str, site: Instruction, repeats: tuple[str, str] | None = None) -> str:
+        """The phase of a collective; what its own computation does not tell, those that call it may, if they agree.
+
+        repeats: of a gather of what was gathered before, where its result is. It has the name of what it gathers, and
+        if the backward pass alone reads the result, it runs for that.
+        """
+        phase = self.told(computation, site)
+        if phase == "forward" and repeats and self.neighbours(repeats[0])[1].get(repeats[1]) == "backward":
+            return "backward"
+        return phase
+
+    def told(self, computation: str, site: Instruction) -> str:
+        """The phase by names alone."""
         phases = {self.within(computation, site)}
         for _ in range(MAX_CALLERS):
             calls = self.flow.callers[computation][:MAX_CALLERS]
@@ -91,13 +102,13 @@ class Phases:
             site = instruction(text, statement)
             op_name = self.op_name(site)
             own = named_phase(op_name)
-            sites.append((site.name, own, site.operands))
+            sites.append((site.name, own, site.operands, site.opcode.endswith("-done")))
             read = latest([before.get(operand, "") for operand in site.operands])
             if not own and read == "backward" and op_name and site.opcode not in MOVES_DATA:
                 own = "update"  # arithmetic on gradients that automatic differentiation did not write
             before[site.name] = own or read
-        for name, own, operands in reversed(sites):
-            if needed := own or after.get(name):
+        for name, own, operands, is_done in reversed(sites):  # who reads the result of a start reads it from its end
+            if needed := (after.get(name) or own if is_done else own or after.get(name)):
                 for operand in operands:
                     after[operand] = min(needed, after.get(operand, needed), key=ORDER.__getitem__)
         self.known[computation] = before, after

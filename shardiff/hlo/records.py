@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shardiff.hlo.errors import HloError, display, shown
 from shardiff.hlo.flow import Flow, is_synchronous
 from shardiff.hlo.groups import Groups, device_edges, device_groups, id_lists
 from shardiff.hlo.instruction import Instruction, Leaf, dtype_name, find, instruction, leaves, source_of
-from shardiff.hlo.operands import argument_of, concatenated, reduction_of
+from shardiff.hlo.operands import argument_of, concatenated, origin, reduction_of
 from shardiff.hlo.phases import MAX_CALLERS, Phases, names_of
 from shardiff.hlo.text import Program, Statement
 from shardiff.record import Part, Record, wire_bytes
@@ -36,11 +37,13 @@ GLOBAL_IDS = ("all-reduce", "all-gather", "reduce-scatter", "cross-replica-sum")
 MODES = ("cross_replica", "cross_partition", "cross_replica_and_partition", "flattened_id")
 OUTER = re.compile(r"^p?jit\(\w*\)/(?=.)")
 PAIRS = "_xla_send_recv_source_target_pairs"
+ASYNC_DONE = "AsyncCollectiveDone"  # the custom call at the end of a TPU's asynchronous collective
+Place = tuple[str, str]  # a computation, and the name of an instruction in it
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a record needs beside its instruction."""
+    """What a record needs beside its instruction. repeated: gathers of what another gather has gathered as well."""
 
     program: Program
     flow: Flow
@@ -48,6 +51,7 @@ class Context:
     frames: dict[str, str]
     replicas: int
     partitions: int
+    repeated: dict[Place, Place] = field(default_factory=dict)
 
 
 def collectives(context: Context, found: list[tuple[str, Statement]]) -> Iterator[Record]:
@@ -55,14 +59,14 @@ def collectives(context: Context, found: list[tuple[str, Statement]]) -> Iterato
     program, flow = context.program, context.flow
     sites = [(name, instruction(program.text, where)) for name, where in found if name in flow.executions]
     sent = {channel(site) for _, site in sites if site.opcode == "send"}
+    context = replace(context, repeated=repeated(context, sites))
     chains = set()
     for computation, site in sites:
         if site.opcode in ("send", "recv") and is_host_transfer(site):
             continue
         if site.opcode == "recv" and channel(site) in sent:
             continue
-        if (chain := chain_id(site)) is not None:
-            key = (outside_of_fusions(flow, computation), site.opcode, channel(site), chain)
+        if (key := chain_of(flow, computation, site)) is not None:
             if key in chains:
                 continue
             chains.add(key)
@@ -103,7 +107,7 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
         groups=groups,
         edges=edges,
         executions=flow.executions[computation],
-        phase=context.phases.of(computation, site),
+        phase=context.phases.of(computation, site, context.repeated.get((computation, site.name))),
         is_async=(is_start and not is_synchronous(site)) or in_pieces or computation in flow.asynchronous,
         name=display(site.name),
         computation=display(computation),
@@ -116,6 +120,31 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
         moves=what.moves if what else None,
         detail=(what.detail if what else None) or told(site.op_name or caller_name(flow, computation)),
     )
+
+
+def repeated(context: Context, sites: list[tuple[str, Instruction]]) -> dict[Place, Place]:
+    """Gathers of what another gather has gathered as well -> where the result of each is, for those that read it."""
+    pieces: dict[object, list[tuple[str, Instruction]]] = defaultdict(list)
+    of_source: dict[Place, set[object]] = defaultdict(set)
+    for computation, site in sites:
+        if site.opcode in ("all-gather", "all-gather-start") and len(site.operands) == 1:
+            one = chain_of(context.flow, computation, site) or (computation, site.name)
+            pieces[one].append((computation, site))
+            of_source[origin(context.program, context.flow, computation, site.operands[0])].add(one)
+    again = {one for same in of_source.values() if len(same) > 1 for one in same}
+    places = {one: result_of(context, pieces[one]) for one in again}
+    return {(computation, site.name): places[one] for one in again for computation, site in pieces[one]}
+
+
+def result_of(context: Context, pieces: list[tuple[str, Instruction]]) -> Place:
+    """Where the result of a collective is: of the copies in a TPU's fusions, the caller of the one that ends it."""
+    computation, site = pieces[0]
+    for inside, _ in pieces if chain_id(site) is not None else ():
+        calls = context.flow.callers[inside]
+        root = find(context.program, inside, context.program.index(inside).root)
+        if calls and root and ASYNC_DONE in root.attributes.get("custom_call_target", ""):
+            return calls[0].caller, calls[0].site.name
+    return computation, site.name
 
 
 def caller_name(flow: Flow, computation: str) -> str:
@@ -219,6 +248,12 @@ def channel(site: Instruction) -> str | None:
 def chain_id(site: Instruction) -> str | None:
     """What the copies of one collective in a TPU's async-collective fusions have in common."""
     return site.frontend_attributes.get("chain_id")
+
+
+def chain_of(flow: Flow, computation: str, site: Instruction) -> tuple[object, ...] | None:
+    """The same for all copies of one collective in the fusions of one computation; None for any other collective."""
+    chain = chain_id(site)
+    return None if chain is None else (outside_of_fusions(flow, computation), site.opcode, channel(site), chain)
 
 
 def is_host_transfer(site: Instruction) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,17 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
+from benchmarks.collectives import wire
 from benchmarks.lab.lab import Lab, open_lab, refusal
 from benchmarks.lab.namespaces import LEAST_BURST, Shape, burst_of, shaped
-from benchmarks.plan.prove import calibrate
+from benchmarks.plan.prove import answer, calibrate
+from benchmarks.plan.prove import campaign as campaigns
 from benchmarks.plan.prove.campaign import Campaign, measured
 from benchmarks.plan.prove.steps import Measured, Paced
-from benchmarks.plan.prove.summary import crossing, summary
+from benchmarks.plan.prove.summary import crossing, mesh_of, summary
 from contract.axes import parse_axes
 from contract.planner.predict import seconds_of
 from contract.problem import Problem
@@ -39,12 +43,32 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
+@pytest.fixture(scope="module")
+def gloo(lab) -> calibrate.Gloo:
+    return calibrate.measure(lab)
+
+
+@pytest.fixture
+def opened(lab, gloo, monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
+    """Whoever opens a lab gets the one that is open, whose collectives have been measured. Returns the shapes."""
+    shapes: list[Shape] = []
+
+    @contextmanager
+    def again(shape: Shape) -> Iterator[Lab]:
+        shapes.append(shape)
+        yield lab
+
+    for module in (campaigns, wire):
+        monkeypatch.setattr(module, "open_lab", again)
+    monkeypatch.setattr(calibrate, "measure", lambda lab: gloo)
+    return shapes
+
+
 def run(mesh: str) -> Run:
     return Run(axes=parse_axes(mesh), problem=PROBLEM, steps=1, microbatches=2, device="cpu")
 
 
-def test_the_faster_of_two_meshes_changes_where_the_plan_says(lab):
-    gloo = calibrate.measure(lab)
+def test_the_faster_of_two_meshes_changes_where_the_plan_says(lab, gloo):
     wide, narrow = run("dp=2"), run("pp=2")
 
     def predicted(one: Run, rate: float) -> float:
@@ -65,6 +89,61 @@ def test_the_faster_of_two_meshes_changes_where_the_plan_says(lab):
             assert found["memory_bytes"] > 0 and len(found["sent_bytes"]) == 2
     assert times["dp=2", 0.5] > times["pp=2", 0.5]
     assert times["dp=2", 5] < times["pp=2", 5]
+
+
+@pytest.mark.parametrize("paced", [PACED, None], ids=["paced", "real"])
+def test_a_campaign_predicts_all_then_runs_all_and_is_saved_as_it_grows(opened, paced, capsys, monkeypatch):
+    saved: list[str] = []
+    monkeypatch.setattr(answer.bench, "keeper", lambda output: lambda document: saved.append(json.dumps(document)) or 1)
+    small = Campaign((Shape(1, 2),), (500e6,), (Problem(32, 64, 4),), ("dp=2", "tp=2"), paced, iterations=1)
+    assert answer.answer(small, None, as_json=False) == 0
+    first, *_, last = map(json.loads, saved)
+    assert [one["measured"] for one in first["configurations"]] == [None, None] and not first["complete"]
+    assert last["complete"] and last["summary"]["configurations"] == 2
+    assert {mesh_of(one) for one in last["configurations"]} == {"dp=2", "tp=2"}
+    for one, before in zip(last["configurations"], first["configurations"], strict=True):
+        assert one["predicted"] == before["predicted"]
+        assert 0 < one["measured"]["difference"] <= campaigns.TOLERANCE
+        assert len(one["measured"]["sent_bytes"]) == 2 and one["measured"]["memory_bytes"] > 0
+    assert last["labs"][0]["flops_per_second"] if paced is None else last["labs"][0]["unhidden_seconds"]
+    assert opened == [Shape(1, 2)]
+    out = capsys.readouterr().out
+    lines = [line.split()[:7] for line in out.splitlines()]
+    assert all(["1x2", "500", "Mbit/s", mesh, "32", "x", "64"] in lines for mesh in ("dp=2", "tp=2"))
+    assert "simulation: median error" in out and "memory: median error" in out
+
+
+def test_a_proof_that_fails_has_status_1_and_a_lab_that_fails_3(opened, lab, monkeypatch, capsys):
+    small = Campaign((Shape(1, 2),), (500e6,), (Problem(32, 64, 4),), ("dp=2",), PACED, iterations=1)
+
+    def too_fast(lab, rate):
+        raise ValueError("a plain stream reaches 2.00 of a link")
+
+    monkeypatch.setattr(calibrate, "check_rate", too_fast)
+    assert answer.answer(small, None, as_json=True) == 1
+    monkeypatch.setattr(lab, "rates", lambda *rates: (_ for _ in ()).throw(answer.LabError("the lab has ended")))
+    assert answer.answer(small, None, as_json=True) == 3
+    out, err = capsys.readouterr()
+    assert out == "" and err == "shardiff: a plain stream reaches 2.00 of a link\nshardiff: the lab has ended\n"
+
+
+def test_a_link_that_is_faster_than_stated_fails_a_proof(lab):
+    lab.rates(None, None)
+    with pytest.raises(ValueError, match=r"a plain stream reaches \d+.* of a link of 80 Mbit/s in the last of 5 tries"):
+        calibrate.check_rate(lab, 80e6)
+
+
+def test_what_passes_the_interfaces_is_counted_beside_the_optimal_bytes(opened, capsys):
+    arguments = ["--wire", "--ranks", "2", "--max", "256KiB", "--iterations", "1", "--json"]
+    assert cli.main(["bench", "collectives", *arguments]) == 0
+    document = json.loads(capsys.readouterr().out)
+    of_optimal = {row["op"]: row["bytes_over_optimal"] for row in document["rows"]}
+    assert {"all_reduce", "all_gather", "broadcast", "reduce_scatter by messages"} <= of_optimal.keys()
+    for op in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter by all_to_all", "collective_permute"):
+        assert of_optimal[op] == pytest.approx(1, abs=0.1), op
+    assert of_optimal["reduce_scatter"] == pytest.approx(2, abs=0.2)  # gloo's own sends twice the bytes
+    assert all(row["seconds_over_optimal"] > 0.9 for row in document["rows"] if row["op"] == "all_reduce")
+    assert opened == [Shape(1, 2)]
 
 
 def test_a_rank_that_fails_is_named_with_its_error_and_the_lab_ends(lab):

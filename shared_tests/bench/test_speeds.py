@@ -1,14 +1,17 @@
-"""The two programs that time the reader and the diff do what they say. No timing."""
+"""The programs that time the reader, the diff and the tracer do what they say. No timing."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import contextmanager
+from functools import partial
 from itertools import product
 
 from benchmarks import diff as diff_command
-from benchmarks.speed import diff_speed, hlo_speed
+from benchmarks.speed import diff_speed, hlo_speed, trace_speed
 from contract.axes import CORE
+from contract.problem import Problem
 from shardiff.cli import main as cli
 from shardiff.hlo import read, read_file
 
@@ -39,3 +42,25 @@ def test_the_diff_is_timed_over_every_strategy_and_a_large_slice(monkeypatch, ca
         assert command[1:3] == ["-m", "shardiff"] and cli.main(command[3:]) == 0
     found = {(run.strategy, str(target)) for run, target in planned}
     assert found == {*product(CORE, diff_speed.TARGETS), ("data_parallel", "v5p:8x8x16")}
+
+
+def test_steps_with_and_without_a_trace_take_turns_on_the_same_ranks(pool, monkeypatch, capsys):
+    started = []
+
+    @contextmanager
+    def workers(ranks, device, timeout):
+        started.append(ranks)
+        yield pool
+
+    monkeypatch.setattr(trace_speed, "workers", workers)
+    monkeypatch.setattr(trace_speed, "Problem", partial(Problem, 8, 16, 4))
+    monkeypatch.setattr(trace_speed, "operators", partial(trace_speed.operators, 20))
+    monkeypatch.setattr(sys, "argv", ["trace_speed", "2"])
+    trace_speed.main()
+    *of_steps, of_operators = capsys.readouterr().out.splitlines()
+    found = [(line.partition(" on ")[0], line.partition(" on ")[2].partition(":")[0]) for line in of_steps]
+    ranks = [f"{n} ranks, {clock}" for n in started for clock in trace_speed.CLOCKS]
+    assert started == [2, 4]
+    assert sorted(found) == sorted(product(trace_speed.STRATEGIES, ranks))
+    assert all(line.endswith(" more with a trace (goal: 15%)") for line in of_steps)
+    assert of_operators.startswith("an operator: ") and of_operators.endswith(" us")

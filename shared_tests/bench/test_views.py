@@ -13,10 +13,14 @@ import pytest
 from rich.console import Console
 
 from benchmarks import diff_strategies as diff
+from benchmarks import diff_view
 from benchmarks.documents.results_io import parse_as
 from benchmarks.documents.steps import Steps
 from benchmarks.steps import view as steps_view
 from contract import cost
+from contract.axes import one_axis
+from contract.problem import Problem
+from contract.strategy import Run
 from shardiff.cli import main as cli
 from shardiff.compiling.hardware import FAMILIES
 from shardiff.diff import record_view
@@ -165,6 +169,18 @@ def test_the_table_of_a_diff_has_its_rows_totals_rules_and_what_the_device_does(
     assert "tensor_parallel, annotated, for v5e:8x4 (tp=32): batch 128, width 64, 4 layers, float32" in out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p_data_parallel.png", "p_tensor_parallel.png"]
     assert cli.main(["diff", "tensor_parallel", "--width", "64", "--fail-on", "unexplained"]) == 1
+
+
+def test_what_a_device_computes_and_moves_is_told_where_there_is_any():
+    run = Run("annotated", one_axis("data_parallel", 2), Problem(8, 16, 2))
+    records = cost.communication(run.in_torch)
+    one = diff.compare(run, "cpu:2", records, records)
+    counts = {"product": 5, "products": 5, "flops": 2e9, "transposes": 1, "transposed_bytes": 64, "copies": 0}
+    assert diff_view.work(replace(one, work={})) == ""
+    assert (
+        diff_view.work(replace(one, work={**counts, "copied_bytes": 0}))
+        == "\nwork of a device: 5 products of 2 GFLOP, 1 transpose of 64 B"
+    )
 
 
 def test_one_call_is_not_told_as_several():

@@ -18,7 +18,6 @@ from contract.strategy import IMPLEMENTATIONS, Run
 from jax_impl.compiled import compile_all
 from shardiff import hlo
 from shardiff.compiling.hardware import parse
-from shardiff.record import Record
 from shared_tests import evidence
 from shared_tests.on_ranks import traced
 
@@ -63,7 +62,10 @@ def each(runs: Sequence[Run]):
 
 
 RUNS = [make("torch", axes, optimizer=name) for axes in (*PAIRS, *TRIPLES) for name in OPTIMIZERS]
-RUNS += [make("torch", axes) for axes in (*OTHER_ORDERS, *ZERO, parse_axes("dp=2,fsdp=2,tp=2"))]
+RUNS += [
+    make("torch", axes)
+    for axes in (*OTHER_ORDERS, *ZERO, parse_axes("dp=2,fsdp=2,tp=2"), parse_axes("dp=2,pp=2,fsdp=2"))
+]
 RUNS += [make("torch", axes, overlap=False) for axes in (*PAIRS, *TRIPLES) if axes[0].name in ("dp", "fsdp")]
 RUNS += [
     make(side, axes, optimizer=OPTIMIZERS[(i + side_number) % 2], steps=1)
@@ -84,14 +86,6 @@ def test_composed_strategies_equal_the_reference(run, execute, reference_of):
     assert evidence.misplaced(run, execute(run)) == []
 
 
-def told(records: Sequence[Record]) -> Counter:
-    """What two lists of records must have in common: everything except where in the code they come from."""
-    return Counter(
-        (r.op, r.dtype, r.payload_bytes, r.wire_bytes, r.axis, r.phase, r.executions, r.groups, r.edges)
-        for r in records
-    )
-
-
 NAIVE = [make("torch", axes, overlap=False) for axes in (*PAIRS, *ZERO, *OTHER_ORDERS, *TRIPLES)]
 BUCKETS = [make("torch", axes) for axes in (*PAIRS, *TRIPLES) if axes[0].name == "dp" and axes[1].name != "fsdp"]
 
@@ -103,7 +97,7 @@ def traced_runs(pool):
 
 @each(NAIVE)
 def test_torch_sends_what_the_closed_form_says_record_by_record(run, traced_runs):
-    assert told(traced_runs[run]) == told(cost.communication(run))
+    assert evidence.told(traced_runs[run]) == evidence.told(cost.communication(run))
 
 
 @each(BUCKETS)
@@ -112,7 +106,9 @@ def test_buckets_carry_the_gradients_and_the_loss_of_one_axis_once_a_step(run, t
     of_dp = [r for r in traced if r.axis == "dp"]
     assert {r.op for r in of_dp} == {"all_reduce"} and len(of_dp) < run.microbatches * 2
     assert sum(r.payload_bytes for r in of_dp) == sum(r.payload_bytes for r in predicted if r.axis == "dp")
-    assert told([r for r in traced if r.axis != "dp"]) == told([r for r in predicted if r.axis != "dp"])
+    assert evidence.told([r for r in traced if r.axis != "dp"]) == evidence.told(
+        [r for r in predicted if r.axis != "dp"]
+    )
 
 
 def test_shard_map_compiles_to_the_predicted_bytes_of_each_axis_exactly():
@@ -135,7 +131,7 @@ def test_a_rank_holds_the_parts_of_all_its_axes():
     run = make("torch", parse_axes("dp=2,pp=2,tp=2"))
     first, last = layout(run)[0], layout(run)[7]
     assert [part.layer for part in first] == [0, 1, 2, 3] and [part.layer for part in last] == [4, 5, 6, 7]
-    assert first[0].w == (slice(None), slice(0, 4)) and last[1].w == (slice(4, 8), slice(None))
+    assert first[0].cuts.w == (slice(None), slice(0, 4)) and last[1].cuts.w == (slice(4, 8), slice(None))
     assert layout(run)[0] == layout(run)[4], "replicas over dp"
 
 

@@ -10,6 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 
+import jax
 import pytest
 
 from contract import cost
@@ -55,6 +56,9 @@ WIRE = {  # of a rank in one step, by shared answers that were checked by hand
     ("zero1", None): {"cpu:8": 44_083_207, "h100:8": 29_388_807, "v5e:2x4": 29_403_143},
     ("zero2", None): {"cpu:8": 44_083_207, "h100:8": 29_388_807, "v5e:2x4": 29_403_143},
 }
+if jax.__version_info__ >= (0, 11):  # their TPU compiler keeps one of the gathered arrays more
+    GOLDEN["tensor_parallel", "v5e:2x4"] = {(): 4, ("dtype", "gathered_again"): 1, ("dtype",): 2}
+    WIRE["fully_sharded", False]["v5e:2x4"] -= 1024 * 1024 * 2 * 7 // 8
 NAIVE = {"cpu:8": 47_867_911, "h100:8": 33_173_511, "v5e:2x4": 24_471_559}
 
 
@@ -177,11 +181,12 @@ def test_tensor_parallel_as_each_compiler_has_it():
     assert found(cpu) == {("forward", *gathers): 3, reduced: 2, (*reduced[:3], size + 4): 1}
     # the GPU's finds what the explicit code says
     assert found(h100) == {("forward", *gathers): 3, scatters: 3, loss: 1}
-    assert len(re.findall(r" reduce-scatter-start\(", h100.hlo)) == 3
+    assert len(re.findall(r" reduce-scatter(?:-start)?\(", h100.hlo)) == 3  # since jax 0.11 not all are asynchronous
     # the TPU's gathers in bfloat16, which its matrix units take anyway, and gathers again what it did not keep
     half = ("all_gather", "bfloat16", size // 2)
-    assert found(v5e) == {("forward", *half): 3, ("backward", *half): 2, scatters: 3, loss: 1}
-    assert found(exact) == {("forward", *gathers): 3, ("backward", *gathers): 2, scatters: 3, loss: 1}
+    again = GOLDEN["tensor_parallel", "v5e:2x4"]["dtype", "gathered_again"]
+    assert found(v5e) == {("forward", *half): 3, ("backward", *half): again, scatters: 3, loss: 1}
+    assert found(exact) == {("forward", *gathers): 3, ("backward", *gathers): again, scatters: 3, loss: 1}
 
 
 def test_the_pipeline_of_annotations_has_a_formula_of_its_own():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shardiff.hlo import read
 from shared_tests.tool.hlo_modules import ALL, CHOSEN, brief, module, only, reduce, valid
 
 
@@ -90,6 +91,66 @@ def test_callers_tell_a_phase_if_they_agree(names: tuple[str, str], phase: str) 
     )
     record = only(module(calls, CHOSEN + middle))
     assert (record.phase, brief(record)[3]) == (phase, (2, 2))
+
+
+REPEATED = {  # what reads the second gather of one value, both of which have the name of that value, and its phase
+    f'%x = f32[64] negate(%again), metadata={{op_name="{TRANSPOSE}"}}': "backward",
+    f'%x = f32[64] negate(%again), metadata={{op_name="{JVP}"}}': "forward",
+    f"""%x = f32[64] negate(%again), metadata={{op_name="{TRANSPOSE}"}}
+    %y = f32[64] negate(%again), metadata={{op_name="{JVP}"}}""": "forward",
+    "%x = f32[64] negate(%again)": "forward",
+}
+
+
+@pytest.mark.parametrize("readers", REPEATED)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_value_is_gathered_again_for_the_backward_pass_if_that_alone_reads_it(readers: str, is_async: bool) -> None:
+    """Since jax 0.11 a TPU's compiler gives both gathers the op_name of what they gather."""
+    named = f'{ALL}, dimensions={{0}}, metadata={{op_name="{JVP}"}}'
+    again = f"%again = f32[64] all-gather(%f), {named}"
+    if is_async:
+        again = f"""%start = (f32[8], f32[64]) all-gather-start(%f), {named}
+        %again = f32[64] all-gather-done(%start), metadata={{op_name="{JVP}"}}"""
+    text = f"""%f = f32[8] negate(%p), metadata={{op_name="{JVP}"}}
+    %g = f32[64] all-gather(%f), {named}
+    %h = f32[64] negate(%g), metadata={{op_name="{JVP}"}}
+    {again}
+    {readers}"""
+    assert [record.phase for record in valid(module(text)).records] == ["forward", REPEATED[readers]]
+
+
+def test_a_gather_in_the_fusions_of_a_tpu_has_the_phase_of_what_reads_the_last_of_them() -> None:
+    piece = (
+        f'all-gather(%a), {ALL}, dimensions={{0}}, frontend_attributes={{chain_id="0"}}, metadata={{op_name="{JVP}"}}'
+    )
+    fusions = f"""%end (a: f32[8], b: f32[64]) -> f32[64] {{
+      %a = f32[8] parameter(0)
+      %b = f32[64] parameter(1)
+      %all-gather.2 = f32[64] {piece}
+      ROOT %c = f32[64] custom-call(%a, %b, %all-gather.2), custom_call_target="AsyncCollectiveDone"
+    }}
+    %begin (a: f32[8]) -> (f32[8], f32[64]) {{
+      %a = f32[8] parameter(0)
+      %all-gather.1 = f32[64] {piece}
+      ROOT %c = (f32[8], f32[64]) custom-call(%all-gather.1), custom_call_target="AsyncCollectiveStart"
+    }}"""
+    text = f"""%f = f32[8] negate(%p), metadata={{op_name="{JVP}"}}
+    %g = f32[64] all-gather(%f), {ALL}, dimensions={{0}}, metadata={{op_name="{JVP}"}}
+    %s = (f32[8], f32[64]) fusion(%f), kind=kCustom, calls=%begin
+    %s.0 = f32[8] get-tuple-element(%s), index=0
+    %s.1 = f32[64] get-tuple-element(%s), index=1
+    %h = f32[64] negate(%g), metadata={{op_name="{JVP}"}}
+    %again = f32[64] fusion(%s.0, %s.1), kind=kCustom, calls=%end, metadata={{op_name="{JVP}"}}
+    %x = f32[64] negate(%again), metadata={{op_name="{TRANSPOSE}"}}"""
+    records = module(text, fusions)
+    assert sorted(record.phase for record in read(records).records) == ["backward", "forward"]
+
+
+def test_a_value_that_is_gathered_once_is_gathered_where_its_name_says() -> None:
+    """A fusion of a forward and a backward result has the name of one of them."""
+    text = f"""%g = f32[64] all-gather(%p), {ALL}, dimensions={{0}}, metadata={{op_name="{JVP}"}}
+    %x = f32[64] negate(%g), metadata={{op_name="{TRANSPOSE}"}}"""
+    assert only(module(text)).phase == "forward"
 
 
 READ = {  # what the nameless collective reads, and its phase

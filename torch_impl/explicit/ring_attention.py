@@ -20,7 +20,7 @@ from contract.problem import Batch
 from torch_impl.blocks import Local
 from torch_impl.collectives import identity_all_reduce, pass_on
 from torch_impl.mesh import Mesh
-from torch_impl.online_softmax import attend_back, attend_to, joined, wide
+from torch_impl.online_softmax import attend_back, attend_to, by_heads, join, wide
 
 AXIS = "cp"
 REPLICATED = True  # so `torch_impl.buckets` may replace `weights`: it sums the gradients during the backward pass
@@ -48,11 +48,16 @@ def total(share: Tensor, mesh: Mesh) -> dist.Work | None:
     return dist.all_reduce(share, group=mesh.group(AXIS), async_op=True)
 
 
-def visible(rank: int, source: int) -> list[tuple[int, int, bool]]:
-    """Which of a rank's two pieces attend to which of the source's: (piece of q, piece of k, whether causal)."""
+def visible(rank: int, source: int, tokens: int) -> tuple[slice, slice]:
+    """Which of a rank's tokens attend to which of the source's: slices of the queries and of the keys.
+
+    A rank's pieces are in the order of the sequence, so that among its own tokens the mask is the usual one. A rank
+    before it has an earlier first piece and a later second one, and a rank after it the other way round.
+    """
+    whole, half = slice(0, tokens), tokens // 2
     if source == rank:
-        return [(0, 0, True), (1, 0, False), (1, 1, True)]
-    return [(0, 0, False), (1, 0, False)] if source < rank else [(1, 0, False), (1, 1, False)]
+        return whole, whole
+    return (whole, slice(0, half)) if source < rank else (slice(half, tokens), whole)
 
 
 def around(kv: Tensor, group: ProcessGroup) -> Iterator[tuple[int, Tensor]]:
@@ -69,36 +74,44 @@ def around(kv: Tensor, group: ProcessGroup) -> Iterator[tuple[int, Tensor]]:
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup) -> Tensor:
-        parts: list[tuple[Tensor, Tensor] | None] = [None, None]  # of each piece: output and log of the sum, so far
-        pieces = q.chunk(2, dim=1)
-        for source, kv in around(torch.stack((k, v)), group):
-            of_source = kv.chunk(2, dim=2)
-            for i, j, causal in visible(group.rank(), source):
-                k_j, v_j = of_source[j].unbind()
-                parts[i] = joined(parts[i], attend_to(pieces[i], k_j, v_j, causal))
-        outs, sums = zip(*(part for part in parts if part is not None), strict=True)
-        out = torch.cat(outs, dim=1)
+        rank, tokens, queries = group.rank(), q.shape[1], by_heads(q) * q.shape[-1] ** -0.5
+        for source, kv in around(by_heads_together(k, v), group):
+            rows, columns = visible(rank, source, tokens)
+            part = attend_to(queries[:, :, rows], *wide(kv[..., columns, :]), causal=source == rank)
+            if source == rank:  # comes first
+                out, sums = part
+            else:
+                join((out[:, :, rows], sums[:, :, rows]), part)
+        out = out.transpose(1, 2).contiguous()
         ctx.group = group
-        ctx.save_for_backward(q, k, v, out, torch.cat(sums, dim=1))
+        ctx.save_for_backward(q, k, v, out, sums)
         return out.to(q.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, out, sums = ctx.saved_tensors
-        group, dout = ctx.group, wide(grads[0])
-        weighted = (dout * out).sum(-1)  # the sum of p dp over the keys
-        of_queries = [t.chunk(2, dim=1) for t in (q, dout, sums, weighted)]
-        dq, dkv, works = torch.zeros_like(out), torch.zeros_like(torch.stack((k, v))), []
-        for source, kv in around(torch.stack((k, v)), group):
-            mine = wide(torch.zeros_like(kv))
-            for i, j, causal in visible(group.rank(), source):
-                (q_i, dout_i, sums_i, weighted_i), (k_j, v_j) = (of[i] for of in of_queries), kv.chunk(2, dim=2)[j]
-                dqi, dkvj = attend_back(q_i, dout_i, sums_i, weighted_i, k_j, v_j, causal)
-                dq.chunk(2, dim=1)[i].add_(dqi)
-                mine.chunk(2, dim=2)[j].add_(dkvj)
+        group, scale = ctx.group, q.shape[-1] ** -0.5
+        queries, dout = by_heads(q) * scale, by_heads(grads[0])
+        weighted = (dout * out.transpose(1, 2)).sum(-1, keepdim=True)  # the sum of p dp over the keys
+        kv, works = by_heads_together(k, v), []
+        dq, dkv = torch.zeros_like(dout), torch.zeros_like(kv)
+        for source, kv in around(kv, group):
+            rows, columns = visible(group.rank(), source, q.shape[1])
+            of_queries = (a[:, :, rows] for a in (queries, dout, sums, weighted))
+            dqi, *mine = attend_back(*of_queries, *wide(kv[..., columns, :]), causal=source == group.rank())
+            dq[:, :, rows] += dqi
             for work in works:
                 work.wait()
-            works, dkv = pass_on((mine + dkv).to(kv.dtype), group)
+            dkv = wide(dkv)
+            for total, part in zip(dkv, mine, strict=True):
+                total[..., columns, :] += part
+            works, dkv = pass_on(dkv.to(kv.dtype), group)
         for work in works:
             work.wait()
-        return dq.to(q.dtype), dkv[0], dkv[1], None
+        dk, dv = dkv.transpose(2, 3)
+        return dq.mul_(scale).transpose(1, 2).to(q.dtype), dk, dv, None
+
+
+def by_heads_together(k: Tensor, v: Tensor) -> Tensor:
+    """K and V as one [2, B, H, S, K] of their own dtype, which is what goes around."""
+    return torch.stack((k.transpose(1, 2), v.transpose(1, 2)))
