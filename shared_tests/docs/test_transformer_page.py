@@ -97,7 +97,7 @@ def test_a_refusal_is_the_line_that_is_printed(capsys):
         if kind == "console"
         for one in re.findall(r"^\$ shardiff (.*)\n(.*\n)", body, re.M)
     ]
-    assert len(shown) == 3
+    assert len(shown) == 2
     for command, printed in shown:
         assert cli.main(shlex.split(command)) == 2
         assert capsys.readouterr().err == printed
