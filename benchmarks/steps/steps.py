@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks import turns
 from benchmarks.documents import resume
-from benchmarks.problems import sizes, strategies_of, with_experts
+from benchmarks.problems import sizes_of, strategies_of, with_experts
 from benchmarks.steps.numbers import IMPLEMENTATIONS, METHOD, Samples, disagreements, peers_of, rates, ratios, rows
 from contract.axes import one_axis, parse_axes
 from contract.problem import Problem
@@ -98,7 +98,7 @@ def plan(
     for implementation in implementations:
         if implementation not in IMPLEMENTATIONS:
             raise ValueError(f"unknown implementation {implementation!r}; known: {', '.join(IMPLEMENTATIONS)}")
-    rest: dict[str, Any] = {"optimizer": optimizer, "device": device}
+    rest: dict[str, Any] = {"optimizer": optimizer, "device": device, "recompute": recompute}
     if meshes:
         if ranks:
             raise ValueError("a mesh says the number of ranks: give --mesh or --ranks, not both")
@@ -113,7 +113,7 @@ def plan(
         chosen = [one_axis(s, n) for n in ranks or (2, 4) for s in named if s != "single_device"]
         alone = "single_device" in named
     runs = [Run("torch", (), problem, microbatches=1, **rest)] if alone else []
-    rest |= {"microbatches": microbatches, "schedule": schedule, "chunks": chunks, "recompute": recompute}
+    rest |= {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
     for axes in chosen:
         names = [axis.strategy for axis in axes]
         kept = reshard if "fully_sharded" in names else None
@@ -148,7 +148,7 @@ def begin(plan: Plan) -> dict[str, Any]:
     document: dict[str, Any] = {"kind": "steps", "schema": 1, "complete": False, "machine": machine.facts()}
     document["method"] = METHOD
     document["settings"] = {
-        **sizes(run.problem),
+        **sizes_of(run),
         "optimizer": run.optimizer,
         "microbatches": max(r.microbatches for r in plan.runs),
         "schedule": plan.runs[-1].schedule,
