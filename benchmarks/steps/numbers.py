@@ -187,7 +187,9 @@ def disagreements(run: Run, rows: Sequence[dict[str, Any]]) -> list[str]:
     for row in told:
         name = f"{row['implementation']} {run.strategy} on {run.world_size} ranks"
         if not row["gradient_difference"] <= most:
-            result.append(f"{name}: gradients differ by {row['gradient_difference']:.1e} from {told[0]['implementation']}'s")
+            result.append(
+                f"{name}: gradients differ by {row['gradient_difference']:.1e} from {told[0]['implementation']}'s"
+            )
         if not row["difference"] <= limit:
             result.append(f"{name}: parameters differ by {row['difference']:.1e} from {told[0]['implementation']}'s")
         if not abs(row["loss"] - told[0]["loss"]) <= limit * abs(told[0]["loss"]):
