@@ -21,12 +21,12 @@ changes nothing:
     execute(...)                    the order of execution, for a strategy that runs layers on different ranks
     total(share, mesh)              sums this axis's shares of the loss
 
-In torch_impl these are functions that every rank runs on its shards. In jax_impl/shard_map they take no mesh, and the two
-cuts are PartitionSpecs, as data; `arranged(batch, n)` first puts the global batch in the order in which ranks have its
-parts, where that is not the usual one. In jax_impl/annotated a strategy is RULES, and ACTIVATIONS says that they hold for
-activations too (NAIVE: which ones in the naive spelling). `compose.py` of each framework makes one training step of
-several strategies. Innermost is who cuts nearest to the computation (`DEPTH` in contract.strategies); among equals, the
-inner axis of the mesh.
+In torch_impl these are functions that every rank runs on its shards. In jax_impl/shard_map they take no mesh, and the
+two cuts are PartitionSpecs, as data; `arranged(batch, n)` first puts the global batch in the order in which ranks have
+its parts, where that is not the usual one. In jax_impl/annotated a strategy is RULES, and ACTIVATIONS says that they
+hold for activations too (NAIVE: which ones in the naive spelling). `compose.py` of each framework makes one training
+step of several strategies. Innermost is who cuts nearest to the computation (`DEPTH` in contract.strategies); among
+equals, the inner axis of the mesh.
 """
 
 from __future__ import annotations

@@ -90,14 +90,14 @@ def test_a_command_is_accepted(line, nothing_starts, capsys):
         assert words[0] == "shardiff" and say(words[1:], capsys)[0] == 0
 
 
-def test_a_refusal_is_the_line_that_is_printed(capsys):
+def test_a_refusal_is_the_line_that_is_printed(nothing_starts, capsys):
     shown = [
         one
         for kind, body in BLOCKS
         if kind == "console"
         for one in re.findall(r"^\$ shardiff (.*)\n(.*\n)", body, re.M)
     ]
-    assert len(shown) == 3
+    assert len(shown) == 2
     for command, printed in shown:
         assert cli.main(shlex.split(command)) == 2
         assert capsys.readouterr().err == printed

@@ -119,7 +119,7 @@ def test_the_table_names_the_model_its_sizes_and_what_no_annotation_derives(idea
     assert "5 of 5 equal the single-device reference" in out
     assert (
         "transformer, batch 4, sequence 8, width 16, 4 heads, ff 24, 2 blocks, 3 steps, float32, adamw, recompute "
-        "selective; expert_parallel with 8 experts, top 2, capacity factor 1. No annotation derives a ring, so "
+        "selective; expert_parallel with 8 experts, top 2, capacity factor 1 No annotation derives a ring, so "
         "ring_attention is not among the annotated ones"
     ) in out
 
