@@ -86,7 +86,7 @@ class Transformer(Problem):
     def capacity(self) -> int:
         """The most tokens of one sequence that an expert takes (GShard, Lepikhin et al., 2006.16668, section 2.2)."""
         factor = Fraction(str(self.capacity_factor))  # 0.7 of 10 is 7, however floats round
-        return max(1, min(self.sequence, int(factor * self.top_k * self.sequence / self.experts)))
+        return max(1, int(min(self.sequence, factor * self.top_k * self.sequence / self.experts)))
 
     def shape(self, layer: int) -> Any:
         """The shapes of one layer's parameters: attention, and then the MLP or the experts, of every block."""
