@@ -111,7 +111,7 @@ class Asked:
     """What a strategy looks at before it refuses a run.
 
     rows: the smallest number of rows of the batch that any rank has. unit: how many layers must stay together.
-    shortest: the fewest rows of any parameter, as the deeper strategies leave it.
+    heights: of the parameters, their numbers of rows, as the deeper strategies leave them.
     schedule, chunks: of a pipeline. sequence: the tokens of a sample. heads: of a rank, as
     the deeper strategies leave them.
     """
@@ -120,7 +120,7 @@ class Asked:
     microbatches: int
     rows: int
     unit: int
-    shortest: int
+    heights: frozenset[int]
     schedule: str = "gpipe"
     chunks: int = 2
     sequence: int = 1
@@ -129,11 +129,11 @@ class Asked:
 
 def uneven_rows(name: str, asked: Asked, n: int) -> str | None:
     """Why a strategy that splits samples, and parameters by rows, cannot run on n ranks; None if it can."""
-    if asked.shortest % n:
-        width = min(shape[0] for layer in range(min(2, asked.problem.depth)) for shape in asked.problem.shape(layer))
-        if asked.shortest == width:
-            return f"{name} needs a width divisible by its degree: width {width}, degree {n}"
-        return f"{name} needs a number of rows that its degree divides: {asked.shortest} of {width}, degree {n}"
+    height = min((height for height in asked.heights if height % n), default=None)
+    if height == asked.problem.width:
+        return f"{name} needs a width divisible by its degree: width {height}, degree {n}"
+    if height is not None:
+        return f"{name} needs its degree to divide the rows of every parameter: one has {height}, degree {n}"
     if asked.problem.batch < n:
         return f"{name} over {n} ranks needs a batch of at least {n}, got {asked.problem.batch}"
     return None
@@ -243,7 +243,6 @@ def names(part: Part) -> tuple[str, ...]:
 def attentions(share: Share, one: Pass) -> list[Part]:
     """The attention layers of a pass, one for each block."""
     return [part for part in share.parts_of(one) if isinstance(part.cuts, Attention)]
-
 
 
 def heads_of(share: Share, one: Pass, part: Part) -> int:

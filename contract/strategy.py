@@ -13,6 +13,11 @@ changes nothing:
     own(layer, mesh)                what this rank updates of a layer's parameters or gradients
     whole(layer, mesh)              a layer's parameters, made from what every rank has updated
     forward(params, x, mesh)        what the layers compute, for a strategy that cuts inside a layer
+    enter(x, mesh)                  in a block of a transformer: the normalized input of a layer
+    leave(y, mesh)                  the output of a layer, before it is added to the residual stream
+    attend(q, k, v, local, mesh)    attention; local: of queries to keys that are on one rank
+    dispatch(h, mesh)               tokens on their way to the experts
+    combine(h, mesh)                what the experts make of them, on its way back
     execute(...)                    the order of execution, for a strategy that runs layers on different ranks
     total(share, mesh)              sums this axis's shares of the loss
 
@@ -40,6 +45,7 @@ from shardiff.mesh import MOST_RANKS, Mesh
 
 IMPLEMENTATIONS = ("torch", "shard_map", "annotated")
 SPELLINGS = ("best", "naive")
+SPELT = frozenset(("fully_sharded", "megatron_tensor_parallel", "sequence_parallel", "expert_parallel"))  # in two ways
 RECOMPUTE = ("none", "block", "selective")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -52,10 +58,11 @@ class Run:
     have several. overlap: in torch; if False, parameters are gathered, and gradients summed, one by one and at once,
     instead of in buckets that overlap with the passes. reshard: for fully_sharded; whether a layer is freed after the
     forward pass and gathered again for the backward pass. None: it is, unless a pipeline needs the layers for every
-    microbatch. spelling: for fully_sharded in annotated; "naive" states how the parameters are split and nothing else,
-    where "best" states the activations too. device: "cpu", "cuda", or "auto" (CUDA where there are as many GPUs as
-    ranks). recompute: of a transformer's blocks, what is computed again in the backward pass instead of stored: "none",
-    "block", all but a block's input, or "selective", the attention of queries to keys (Korthikanti et al., 2205.05198).
+    microbatch. spelling: in annotated; "naive" states how the parameters are split and no activations but NAIVE of the
+    strategies in `jax_impl.annotated`, and multiplies by q, k and v one by one; "best" is what a strategy's page says.
+    device: "cpu", "cuda", or "auto" (CUDA where there are as many GPUs as ranks). recompute: of a transformer's blocks,
+    what is computed again in the backward pass instead of stored: "none", "block", all but a block's input, or
+    "selective", the attention of queries to keys (Korthikanti et al., 2205.05198).
     Raises ValueError with one line if the run cannot work.
     """
 
@@ -100,6 +107,14 @@ class Run:
         computes on shards cuts before who only stores shards, whatever the places of their axes in the mesh.
         """
         return tuple(sorted(self.axes, key=lambda axis: strategies.of(axis.strategy).DEPTH))
+
+    @property
+    def cutting_the_batch(self) -> Axes:
+        """The axes in the order in which they cut the batch: as strategies nest, but `cp` first.
+
+        It splits the sequence inside the layers, and sequence_parallel what it leaves.
+        """
+        return tuple(sorted(reversed(self.nested), key=lambda axis: axis.name != "cp"))
 
     @property
     def state_is_split(self) -> bool:
@@ -210,8 +225,10 @@ def impossible(run: Run) -> str | None:
             return f"axis {axis.name} is named twice in the mesh"
         if ALL_AXES[axis.strategy] != axis.name:
             return f"{axis.strategy} uses the axis {ALL_AXES[axis.strategy]}, not {axis.name}"
-    if run.spelling == "naive" and (run.implementation != "annotated" or "fully_sharded" not in run.strategies):
-        return "only fully_sharded has a naive spelling, and only under annotations"
+    if run.spelling == "naive" and (run.implementation != "annotated" or not SPELT.intersection(run.strategies)):
+        return f"only {', '.join(sorted(SPELT))} have a naive spelling, and only under annotations"
+    if run.spelling == "naive" and problem.unit == 1 and "fully_sharded" not in run.strategies:
+        return f"{run.strategy} has a naive spelling of a transformer's blocks, and the problem is an MLP"
     if run.reshard and "pipeline_parallel" in run.strategies:
         return "a pipeline gathers its layers once for all microbatches and keeps them: reshard must be false"
     if flaw := unfit(run.schedule, run.size("pipeline_parallel"), run.microbatches, run.chunks):
@@ -224,20 +241,19 @@ def impossible(run: Run) -> str | None:
         return "no annotation derives a ring: what XLA makes of a split sequence is context_parallel"
     if run.recompute != "none" and not isinstance(problem, Transformer):
         return "an MLP stores what its backward pass needs: recompute is for a transformer's blocks"
-    if "cp" in names and "sequence_parallel" in run.strategies:
-        return "sequence_parallel and cp both split the sequence; beside cp, use megatron_tensor_parallel"
+    if run.recompute == "block" and run.schedule in ("zb_h1", "zb_v"):
+        return f"the schedule {run.schedule} would run a block again for the gradient of each of its weights; use 1f1b"
     rows, unit = problem.batch, max(problem.unit, *(strategies.of(axis.strategy).UNIT for axis in run.axes), 1)
     for axis in run.axes:
         rows = min(strategies.of(axis.strategy).rows(rows, axis.size))
     parts = whole_parts(problem, 2)  # every kind of layer
     for axis in reversed(run.nested):
         strategy = strategies.of(axis.strategy)
+        sequence = problem.sequence // (run.size_of("cp") if axis.name != "cp" else 1)
         heads = problem.heads // run.size_of("tp") if isinstance(problem, Transformer) else 1
         pairs = [pair for part in parts for pair in zip(part.cuts, problem.shape(part.layer), strict=True)]
-        shortest = min(length(cut[0], shape[0]) for cut, shape in pairs)
-        asked = Asked(
-            problem, run.microbatches, rows, unit, shortest, run.schedule, run.chunks, problem.sequence, heads
-        )
+        heights = frozenset(length(cut[0], shape[0]) for cut, shape in pairs)
+        asked = Asked(problem, run.microbatches, rows, unit, heights, run.schedule, run.chunks, sequence, heads)
         if flaw := strategy.refusal(asked, axis.size):
             return flaw
         parts = strategy.cut(parts, problem, axis.size, 0, unit)

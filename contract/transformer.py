@@ -84,7 +84,7 @@ class Transformer(Problem):
     @property
     def capacity(self) -> int:
         """The most tokens of one sequence that an expert takes (GShard, Lepikhin et al., 2006.16668, section 2.2)."""
-        return max(1, int(self.capacity_factor * self.top_k * self.sequence / self.experts))
+        return max(1, int(min(self.sequence, self.capacity_factor * self.top_k * self.sequence / self.experts)))
 
     def shape(self, layer: int) -> Any:
         """The shapes of one layer's parameters: attention, and then the MLP or the experts, of every block."""

@@ -26,7 +26,7 @@ from jax_impl import model
 from jax_impl.blocks import Blocks
 from jax_impl.collectives import all_reduce, varying
 from jax_impl.mesh import shardings
-from jax_impl.model import is_layer, squared_error
+from jax_impl.model import is_layer, split_by, squared_error
 from jax_impl.specs import Strategies, batch_specs, chain, load, merged_rules, module, params_specs, pipeline_of
 from jax_impl.ticks import Chunk, named
 
@@ -158,14 +158,16 @@ def stage_of(
 def annotated(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> Array:
     """The loss of the model as one device would compute it. Everything else follows from how arrays are split."""
     strategies, rules = load(run), merged_rules(load(run))
-    states_activations = run.spelling == "best" and any(getattr(s, "ACTIVATIONS", False) for s in strategies)
+    every = run.spelling == "best" and any(getattr(s, "ACTIVATIONS", False) for s in strategies)
+    some = {dim for s in strategies for dim in getattr(s, "NAIVE", ())} if run.spelling == "naive" else set[str]()
 
-    def as_stated(x: Array, *names: str | None) -> Array:
-        spec = P(*(rules.get(name or "") for name in names))
-        return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if states_activations else x
+    def as_stated(x: Array, *dims: Any) -> Array:
+        spec = P(*(split_by(rules, names) for names in dims))
+        named = {name for names in dims for name in ((names,) if isinstance(names, str) else names or ())}
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if every or some & named else x
 
     def layers_of(params: list[Any], x: Array) -> Array:
-        return module(params, run.problem, run.recompute)(x, as_stated)
+        return module(params, run)(x, as_stated)
 
     if (pipeline := pipeline_of(strategies)) is None:
         return squared_error(through(layers_of, params, batch.x, run), batch)

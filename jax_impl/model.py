@@ -25,6 +25,7 @@ LOGICAL_AXES += ("gain", "qkv_in", "qkv_out", "o_in", "o_out", "router_in", "rou
 LOGICAL_AXES += ("expert", "expert_up_in", "expert_up_out", "expert_down_in", "expert_down_out")
 
 KINDS = ("up", "down")  # of even and of odd layers
+STREAM = ("batch", ("product_sequence", "sequence"))  # the first dims of a transformer's residual stream
 
 
 class Linear(nnx.Module):
@@ -89,12 +90,21 @@ def annotation_specs(
     ]
 
 
+def split_by(rules: Mapping[str, Any], names: str | tuple[str, ...] | None) -> Any:
+    """What splits a dim with this name, or with several names, of which the first cuts first: an entry of a spec."""
+    found: list[str] = []
+    for name in (names,) if isinstance(names, str) else names or ():
+        axes = rules.get(name) or ()
+        found += (axes,) if isinstance(axes, str) else axes
+    return tuple(found) if len(found) > 1 else found[0] if found else None
+
+
 def batch_annotations(rules: Mapping[str, Any], blocks: bool = False) -> Batch:
     """The PartitionSpecs of x[batch, up_in], y[batch, features] and weight[batch, 1].
 
     blocks: of a transformer, whose batch is [batch, sequence, features].
     """
-    rows = (rules.get("batch"), rules.get("sequence")) if blocks else (rules.get("batch"),)
+    rows = [split_by(rules, name) for name in (STREAM if blocks else STREAM[:1])]
     return Batch(PartitionSpec(*rows), PartitionSpec(*rows, rules.get("features")), PartitionSpec(*rows))
 
 

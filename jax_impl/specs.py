@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from contract.axes import Axes
 from contract.layout import batch_shares, chunks_of, padded_rows, schedule_of, unit_of
-from contract.problem import Batch, Problem, pad_batch, split_microbatches
+from contract.problem import Batch, pad_batch, split_microbatches
 from contract.strategy import Run
 from contract.transformer import Transformer
 from jax_impl.mesh import place
@@ -27,9 +28,9 @@ Strategies = Sequence[Any]  # modules, outermost first
 Rules = dict[str, str | tuple[str, ...]]  # logical axis -> mesh axes
 
 
-def load(run: Run) -> Strategies:
-    """The modules of a run's strategies, outermost first."""
-    return [importlib.import_module(f"jax_impl.{run.implementation}.{axis.strategy}") for axis in run.nested]
+def load(run: Run, axes: Axes | None = None) -> Strategies:
+    """The modules of a run's strategies, outermost first. axes: in another order."""
+    return [importlib.import_module(f"jax_impl.{run.implementation}.{axis.strategy}") for axis in axes or run.nested]
 
 
 def chain(strategies: Strategies, name: str, value: Any) -> Any:
@@ -68,9 +69,7 @@ def params_specs(run: Run, of: str = "parameters") -> list[Any]:
     strategies, (layers, stages) = load(run), stack_shape(run)
     shapes = [run.problem.shape(i) for i in range(layers)]
     if run.implementation == "annotated":
-        return annotation_specs(
-            lambda params: module(params, run.problem), shapes, merged_rules(strategies, of), stages
-        )
+        return annotation_specs(lambda params: module(params, run), shapes, merged_rules(strategies, of), stages)
     specs = [layer._make(P() for _ in layer) for layer in shapes]
     for strategy in reversed(strategies):
         if (mine := stated(strategy, "PARAMS_SPEC", of)) is not None:
@@ -97,9 +96,12 @@ def split_dims(dims: dict[type, Any], axis: str) -> dict[type, list[Any]]:
     return {kind: [layer._make(map(spec, layer))] for kind, layer in dims.items()}
 
 
-def module(params: list[Any], problem: Problem, recompute: str = "none") -> Any:
-    """The model in flax.nnx, with these parameters. recompute: as in `contract.strategy.Run`."""
-    return Model(params, problem, recompute) if isinstance(problem, Transformer) else MLP(params)
+def module(params: list[Any], run: Run) -> Any:
+    """The model in flax.nnx, with these parameters."""
+    if isinstance(run.problem, Transformer):
+        fused = run.spelling == "best" and any(getattr(s, "FUSED", False) for s in load(run))
+        return Model(params, run.problem, run.recompute, fused)
+    return MLP(params)
 
 
 def stated(strategy: Any, name: str, of: str) -> Any | None:
@@ -133,7 +135,7 @@ def batch_specs(run: Run) -> Batch:
         specs = batch_annotations(merged_rules(strategies), blocks=run.problem.unit == 2)
     else:
         specs = Batch(P(), P(), P())
-        for strategy in reversed(strategies):
+        for strategy in load(run, run.cutting_the_batch):
             if (mine := getattr(strategy, "BATCH_SPEC", None)) is not None:
                 specs = Batch(*map(join, specs, mine))
     return Batch(*(P(None, *s) for s in specs._replace(x=specs.y))) if pipeline_of(strategies) else specs
@@ -160,7 +162,9 @@ def merged_rules(strategies: Strategies, of: str = "parameters") -> Rules:
         for logical, axis in (strategy.RULES | (stated(strategy, "RULES", of) or {})).items():
             before = rules.get(logical, ())
             before = before if isinstance(before, tuple) else (before,)
-            rules[logical] = (*before, axis) if before else axis
+            # Of samples, those of an inner axis are neighbours: only so can one all_to_all take them to experts.
+            both = (axis, *before) if logical == "batch" else (*before, axis)
+            rules[logical] = both if before else axis
     return rules
 
 

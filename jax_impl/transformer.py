@@ -1,7 +1,7 @@
 """The transformer in flax.nnx with logical axis names on its parameters, for what is derived from annotations.
 
 It is written as for one device. An activation's dims have names too, and `constrain` states how they are split:
-"batch"; "sequence" in the residual stream, "product_sequence" in the products and "attend_sequence" in attention;
+"batch"; "product_sequence", and in the residual stream "sequence" beyond that; "attend_sequence" in attention;
 "heads", and "attend_heads" in attention; "up_out"; and for what experts are given "experts" and "batch_of_experts".
 """
 
@@ -20,10 +20,9 @@ from contract.transformer import Experts as ExpertsLayer
 from contract.transformer import Mlp as MlpLayer
 from contract.transformer import Transformer
 from jax_impl.blocks import causal, norm, route
-from jax_impl.model import gelu
+from jax_impl.model import STREAM, gelu
 
 Constrain = Callable[..., Array]
-STREAM = ("batch", "sequence")
 NAMES: dict[type, Any] = {
     AttentionLayer: AttentionLayer(
         ("gain",), ("qkv_in", "qkv_out"), ("qkv_in", "qkv_out"), ("qkv_in", "qkv_out"), ("o_in", "o_out")
@@ -43,8 +42,8 @@ class Sublayer(nnx.Module):
 
     gain: Any
 
-    def __init__(self, layer: Any, problem: Transformer, recompute: str = "none"):
-        self.problem, self.recompute = problem, recompute
+    def __init__(self, layer: Any, problem: Transformer, recompute: str = "none", fused: bool = False):
+        self.problem, self.recompute, self.fused = problem, recompute, fused
         for name, value, axes in zip(layer._fields, layer, NAMES[type(layer)], strict=True):
             stage = ("stage",) if value.ndim > len(axes) else ()
             setattr(self, name, nnx.Param(value, out_sharding=(*stage, *axes), eager_sharding=False))
@@ -65,11 +64,13 @@ class Attention(Sublayer):
     o: Any
 
     def of_normalized(self, h: Array, constrain: Constrain) -> Array:
-        """q, k and v are one product: of three, some compilers sum the gradients one by one."""
-        heads = self.problem.heads
-        w = jnp.stack([self.q[...], self.k[...], self.v[...]], 1)  # [D, 3, H K]
-        w = w.reshape(*w.shape[:2], heads, -1)
-        qkv = (constrain(a, "batch", "product_sequence", "heads") for a in jnp.einsum("bsd,dchk->cbshk", h, w))
+        """q, k and v are one product or three, as the strategies want it."""
+        weights = [w.reshape(len(w), self.problem.heads, -1) for w in (self.q[...], self.k[...], self.v[...])]
+        if self.fused:
+            qkv: Any = jnp.einsum("bsd,dchk->cbshk", h, jnp.stack(weights, 1))
+        else:
+            qkv = [jnp.einsum("bsd,dhk->bshk", h, w) for w in weights]
+        qkv = (constrain(a, "batch", "product_sequence", "heads") for a in qkv)
         q, k, v = (constrain(a, "batch", "attend_sequence", "attend_heads") for a in qkv)
         local = jax.checkpoint(causal) if self.recompute == "selective" else causal
         out = constrain(local(q, k, v), "batch", "attend_sequence", "attend_heads")
@@ -93,6 +94,7 @@ class Experts(Sublayer):
 
     def of_normalized(self, h: Array, constrain: Constrain) -> Array:
         """The einsums of GShard (Lepikhin et al., 2006.16668), stated before and after the tokens travel."""
+        h = constrain(h, "batch", "product_sequence")
         slots, gates = route(h @ self.router[...], self.problem)
         given = constrain(jnp.einsum("bskec,bsd->ebcd", slots, h), None, "batch")
         given = constrain(given, "experts", "batch_of_experts")
@@ -106,10 +108,13 @@ KINDS: dict[type, type[Sublayer]] = {AttentionLayer: Attention, MlpLayer: Mlp, E
 
 
 class Model(nnx.Module):
-    """The blocks on given parameters, because all implementations start from the same."""
+    """The blocks on given parameters, because all implementations start from the same.
 
-    def __init__(self, params: list[Any], problem: Transformer, recompute: str = "none"):
-        self.layers = nnx.List([KINDS[type(layer)](layer, problem, recompute) for layer in params])
+    recompute: as in `contract.strategy.Run`. fused: whether q, k and v are one product.
+    """
+
+    def __init__(self, params: list[Any], problem: Transformer, recompute: str = "none", fused: bool = False):
+        self.layers = nnx.List([KINDS[type(layer)](layer, problem, recompute, fused) for layer in params])
 
     def __call__(self, x: Array, constrain: Constrain = lambda x, *names: x) -> Array:
         """constrain: states how an activation is split, by the names of its dims."""

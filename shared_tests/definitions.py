@@ -42,6 +42,11 @@ def all_to_all(xs: Ranks) -> Ranks:
     return [np.concatenate(column) for column in zip(*blocks, strict=True)]
 
 
+def all_to_all_dims(xs: Ranks, split: int, concat: int) -> Ranks:
+    blocks = [np.split(x, len(xs), axis=split) for x in xs]
+    return [np.concatenate(column, axis=concat) for column in zip(*blocks, strict=True)]
+
+
 def permute(xs: Ranks, edges: list[tuple[int, int]]) -> Ranks:
     source = {target: source for source, target in edges}
     return [xs[source[rank]] if rank in source else np.zeros_like(xs[rank]) for rank in range(len(xs))]
@@ -74,6 +79,7 @@ PAIRS: dict[str, tuple[Callable[..., Ranks], Callable[..., Ranks]]] = {  # name 
     "reduce_scatter_all_gather": (reduce_scatter, all_gather),
     "identity_all_reduce": (lambda xs: xs, all_reduce),
     "all_reduce_identity": (all_reduce, lambda ys: ys),
+    "all_to_all_back": (all_to_all_dims, lambda ys, split, concat: all_to_all_dims(ys, concat, split)),
 }
 REPLICATED_INPUT = ("identity_all_reduce",)
 REPLICATED_OUTPUT = ("all_reduce_identity",)

@@ -118,13 +118,19 @@ def passes(device: torch.device, runs: Sequence[Run], traced: bool = False) -> l
 Value = tuple[str, np.ndarray] | None  # dtype and values; bfloat16 is widened to float32
 
 
-def collectives(device: torch.device, op: str, cases: Sequence[tuple[dict[str, Any], list[np.ndarray]]]) -> list[Value]:
-    """The collective `op` for each (arguments, every rank's array) of `cases`."""
+def collectives(
+    device: torch.device, op: str, cases: Sequence[tuple[dict[str, Any], list[np.ndarray]]], laid_out: str = "by rows"
+) -> list[Value]:
+    """The collective `op` for each (arguments, every rank's array) of `cases`.
+
+    laid_out: how rank 0's tensor lies in memory; that of all others lies there row by row.
+    """
     from torch_impl import collectives
 
     rank, world, results = dist.get_rank(), dist.group.WORLD, []
     for arguments, arrays in cases:
         x = tensor(arrays[rank])
+        x = LAYOUTS[laid_out](x) if rank == 0 else x
         if op == "scatter":
             like = x[: len(x) // dist.get_world_size()]
             x = x if rank == arguments["root"] else None
@@ -172,6 +178,13 @@ def pair(
     got = value(out)
     out.backward(given)
     return got, value(leaf.grad), torch.equal(leaf, x) and torch.equal(given, y)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "by rows": lambda t: t,
+    "by columns": lambda t: t.t().contiguous().t(),
+    "with gaps": lambda t: torch.stack((t, t), -1)[..., 0],
+}
 
 
 def tensor(array: np.ndarray) -> torch.Tensor:

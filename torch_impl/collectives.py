@@ -26,8 +26,9 @@ def broadcast(x: Tensor, root: int, group: ProcessGroup) -> Tensor:
     rank 0: A      =>  A
     rank 1: .      =>  A
     """
-    dist.broadcast(x, group_src=root, group=group)
-    return x
+    flat = x.contiguous()  # gloo would take its elements as they lie in memory
+    dist.broadcast(flat, group_src=root, group=group)
+    return x if flat is x else x.copy_(flat)
 
 
 def scatter(x: Tensor | None, root: int, group: ProcessGroup, like: Tensor) -> Tensor:
@@ -60,8 +61,11 @@ def reduce(x: Tensor, root: int, group: ProcessGroup) -> Tensor | None:
     rank 0: A      =>  A+B
     rank 1: B      =>  .
     """
-    dist.reduce(x, group_dst=root, group=group)
-    return x if group.rank() == root else None
+    flat = x.contiguous()
+    dist.reduce(flat, group_dst=root, group=group)
+    if group.rank() != root:
+        return None
+    return x if flat is x else x.copy_(flat)
 
 
 def all_gather(x: Tensor, group: ProcessGroup, dim: int = 0) -> Tensor:
@@ -93,8 +97,9 @@ def all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
     rank 0: A      =>  A+B
     rank 1: B      =>  A+B
     """
-    dist.all_reduce(x, group=group)
-    return x
+    flat = x.contiguous()
+    dist.all_reduce(flat, group=group)
+    return x if flat is x else x.copy_(flat)
 
 
 def all_to_all(x: Tensor, group: ProcessGroup) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from contract.axes import Axes
 from contract.problem import Batch
 from contract.strategy import Run
 from contract.transformer import Transformer
@@ -32,9 +33,9 @@ from torch_impl.prefetch import Prefetch, Scatter, overlapped_reduce_scatter
 Strategies = Sequence[Any]  # modules, outermost first
 
 
-def load(run: Run) -> Strategies:
-    """The modules of a run's strategies, outermost first."""
-    return [importlib.import_module(f"torch_impl.explicit.{axis.strategy}") for axis in run.nested]
+def load(run: Run, axes: Axes | None = None) -> Strategies:
+    """The modules of a run's strategies, outermost first. axes: in another order."""
+    return [importlib.import_module(f"torch_impl.explicit.{axis.strategy}") for axis in axes or run.nested]
 
 
 def chain(strategies: Strategies, name: str, value: Any, mesh: Mesh) -> Any:
@@ -52,7 +53,7 @@ def split_params(params: list[Any], mesh: Mesh, run: Run) -> list[Any]:
 
 def split_batch(batch: Batch, mesh: Mesh, run: Run) -> Batch:
     """A rank's shards of the global batch."""
-    return chain(load(run)[::-1], "split_batch", batch, mesh)
+    return chain(load(run, run.cutting_the_batch), "split_batch", batch, mesh)
 
 
 def own(layers: list[Any], mesh: Mesh, run: Run) -> list[Any]:

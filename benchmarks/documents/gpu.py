@@ -26,6 +26,7 @@ STATUSES = ("done", "failed", "out of time", "not reached")
 class Proof(Row, frozen=True, kw_only=True):
     """A run against the reference. failures: what does not hold, or the error of a run without a result."""
 
+    model: Name = "MLP"
     failures: list[str]
     seconds: Amount
 
@@ -49,14 +50,19 @@ class Rates(Part, frozen=True, kw_only=True):
 
 
 class Step(Part, frozen=True, kw_only=True):
-    """Training steps of one device. share: of the rate of matrix products; update_share: of the rate of a copy."""
+    """Training steps of one device. share: of the rate of matrix products; update_share: of the rate of a copy.
+
+    model: "MLP" or "transformer"; sequence: tokens of a sample.
+    """
 
     framework: Framework
     implementation: Name
+    model: Name = "MLP"
     dtype: Dtype
     batch: Several
     width: Several
     layers: Several
+    sequence: Several = 1
     step_seconds: PositiveSpread
     passes_seconds: PositiveSpread | None
     update_seconds: PositiveSpread | None

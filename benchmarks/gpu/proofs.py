@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.check import KEYS, Row, described, single_device, to_json
-from benchmarks.gpu.sizes import Sizes, alone, shared
+from benchmarks.gpu.sizes import Sizes, alone, alone_blocks, shared, shared_blocks
 from contract import reference
 from contract.axes import Axes
+from contract.problem import Problem
 from contract.proof import prove
 from contract.strategy import Run, RunResult
+from contract.transformer import Transformer
 from shardiff.ranks.rank import report_phase, report_progress
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.verdict import WorkerError
@@ -27,22 +29,26 @@ TIMEOUT = 60.0  # seconds of silence
 
 def torch_alone(sizes: Sizes, keep: Keep) -> None:
     """torch, one rank, with the backend that the device has."""
-    run_torch(runs("torch", alone(), sizes), sizes.device, False, judge(keep))
+    todo = [*runs("torch", alone(), sizes), *runs_of_blocks("torch", alone_blocks(), sizes)]
+    run_torch(todo, sizes.device, False, judge(keep))
 
 
 def torch_shared(sizes: Sizes, keep: Keep) -> None:
     """torch, 2 and 4 ranks on one device, whose collectives go through the host."""
-    run_torch(runs("torch", shared(), sizes), sizes.device, True, judge(keep))
+    todo = [*runs("torch", shared(), sizes), *runs_of_blocks("torch", shared_blocks(), sizes)]
+    run_torch(todo, sizes.device, True, judge(keep))
 
 
 def shard_map(sizes: Sizes, keep: Keep) -> None:
     """JAX's shard_map, one rank."""
-    run_jax(runs("shard_map", alone(), sizes), sizes.device, judge(keep))
+    todo = [*runs("shard_map", alone(), sizes), *runs_of_blocks("shard_map", alone_blocks(), sizes)]
+    run_jax(todo, sizes.device, judge(keep))
 
 
 def annotated(sizes: Sizes, keep: Keep) -> None:
     """JAX with annotations alone, one rank."""
-    run_jax(runs("annotated", alone(), sizes), sizes.device, judge(keep))
+    todo = [*runs("annotated", alone(), sizes), *runs_of_blocks("annotated", alone_blocks(), sizes)]
+    run_jax(todo, sizes.device, judge(keep))
 
 
 def runs(implementation: str, axes: Sequence[Axes], sizes: Sizes) -> list[Run]:
@@ -55,10 +61,34 @@ def runs(implementation: str, axes: Sequence[Axes], sizes: Sizes) -> list[Run]:
     return list(dict.fromkeys(replace(run, microbatches=1) if not run.axes else run for run in found))
 
 
+def runs_of_blocks(implementation: str, axes: Sequence[Axes], sizes: Sizes) -> list[Run]:
+    """The same for the transformer: all in the first dtype, and in the others the single device and the meshes.
+
+    Which expert a token goes to is a comparison, which rounding may turn: experts run in the first dtype alone. No
+    annotation derives a ring. There are as many blocks as stages.
+    """
+    found = []
+    for dtype in sizes.dtypes:
+        for each in axes:
+            names, stages = [axis.strategy for axis in each], {axis.name: axis.size for axis in each}.get("pp", 1)
+            plain = replace(sizes.proof_blocks, dtype=dtype, layers=stages)
+            if (
+                dtype != sizes.dtypes[0]
+                and len(each) == 1
+                or implementation == "annotated"
+                and "ring_attention" in names
+            ):
+                continue
+            problem = replace(plain, experts=4) if "expert_parallel" in names else plain
+            run = Run(implementation, each, problem, steps=2, microbatches=2, device=sizes.device)
+            found += [single_device(run, implementation, dtype), run]
+    return list(dict.fromkeys(replace(run, microbatches=1) if not run.axes else run for run in found))
+
+
 def judge(keep: Keep) -> Add:
     """A function that holds a result to the reference, and keeps the rows after each."""
     wants: dict[Run, RunResult] = {}
-    own: dict[str, RunResult] = {}
+    own: dict[Problem, RunResult] = {}
     rows: list[dict[str, Any]] = []
 
     def add(run: Run, got: RunResult | str, seconds: float) -> None:
@@ -66,16 +96,24 @@ def judge(keep: Keep) -> Add:
         if key not in wants:
             wants[key] = reference.run(key)
         if isinstance(got, RunResult) and not run.axes:
-            own[dtype] = got
-        if isinstance(got, RunResult) and (dtype != "bfloat16" or dtype in own):
-            row = Row(run, prove(run, got, wants[key], own.get(dtype) if dtype == "bfloat16" else None))
+            own[run.problem] = got
+        if isinstance(got, RunResult) and (dtype != "bfloat16" or run.problem in own):
+            row = Row(run, prove(run, got, wants[key], own.get(run.problem) if dtype == "bfloat16" else None))
             rows.append({**to_json(row), "failures": list(row.proof.failures), "seconds": seconds})
         else:
             failure = got if isinstance(got, str) else "the single-device run that it is held to has failed"
             rows.append({**failed(run), "failures": [failure], "seconds": seconds})
+        rows[-1]["model"] = model_of(run.problem)
         keep({"proofs": rows})
 
     return add
+
+
+def model_of(problem: Problem) -> str:
+    """What rows call the model."""
+    if not isinstance(problem, Transformer):
+        return "MLP"
+    return "transformer with experts" if problem.experts else "transformer"
 
 
 def failed(run: Run) -> dict[str, Any]:

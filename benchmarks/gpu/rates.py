@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
 from benchmarks.documents.figures import spread
 from contract.problem import BYTES, Problem
+from contract.transformer import Transformer
 
 
 def flops_of_step(problem: Problem) -> int:
-    """Of the matrix products of one step: 2 B D^2 each, three a layer; the first layer's input needs no gradient."""
+    """Of the matrix products of one step.
+
+    An MLP's: 2 B D^2 each, three a layer, but two of the first, whose input needs no gradient. A block's forward pass:
+    2 B S (4 D^2 + 2 D F), and 4 B S^2 D for all scores, also those that causality hides; the backward pass has twice as
+    many, of every block, as the input of each product has a gain.
+    """
+    if isinstance(problem, Transformer):
+        b, s, d, f = problem.batch, problem.sequence, problem.width, problem.ff
+        return 3 * problem.layers * (2 * b * s * (4 * d * d + 2 * d * f) + 4 * b * s * s * d)
     return (3 * problem.layers - 1) * 2 * problem.batch * problem.width**2
 
 
@@ -21,7 +31,7 @@ def flops_of_product(problem: Problem) -> int:
 
 def parameters(problem: Problem) -> int:
     """The number of parameters."""
-    return problem.layers * (problem.width**2 + problem.width)
+    return sum(math.prod(shape) for layer in problem.shapes() for shape in layer)
 
 
 def bytes_of_update(problem: Problem) -> int:
@@ -56,10 +66,12 @@ def step_row(
     return {
         "framework": rates["framework"],
         "implementation": implementation,
+        "model": "transformer" if isinstance(problem, Transformer) else "MLP",
         "dtype": problem.dtype,
         "batch": problem.batch,
         "width": problem.width,
         "layers": problem.layers,
+        "sequence": problem.sequence,
         "step_seconds": spread(seconds["step"]),
         "passes_seconds": spread(seconds["passes"]) if "passes" in seconds else None,
         "update_seconds": spread(update) if update else None,

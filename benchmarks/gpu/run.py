@@ -36,7 +36,8 @@ OF_DEVICE = {
 def begin(device: str) -> Document:
     """The document before anything has run: plain JSON types, whose keys stay."""
     sizes = of(device)
-    settings = {"device": device, "proof": asdict(sizes.proof), "step": asdict(sizes.step), "mocked": sizes.mocked}
+    problems = {name: asdict(getattr(sizes, name)) for name in ("proof", "proof_blocks", "step", "step_block")}
+    settings = {"device": device, **problems, "mocked": sizes.mocked}
     waiting = [outcome(part, device, "not reached", 0.0, None, {}) for wave in WAVES for part in wave]
     return {
         "kind": "gpu",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from contract.axes import STRATEGIES, Axes, one_axis, parse_axes
+from contract.axes import AXES_OF_BLOCKS, STRATEGIES, Axes, one_axis, parse_axes
 from contract.problem import Problem
+from contract.transformer import Transformer
 
 DTYPES = ("float32", "bfloat16", "float64")  # in order of value
 MIB = 2**20
@@ -13,12 +14,15 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Sizes:
-    """device: "cuda" or "cpu". proof: the problem that is compared with the reference. step: that whose steps are
-    timed. mocked: ranks of the program of which one is run. copies, payloads: bytes."""
+    """device: "cuda" or "cpu". proof, proof_blocks: the MLP and the transformer that are compared with the reference.
+    step, step_block: those whose steps are timed. mocked: ranks of the program of which one is run. copies, payloads:
+    bytes."""
 
     device: str
     proof: Problem
+    proof_blocks: Transformer
     step: Problem
+    step_block: Transformer
     iterations: int
     mocked: int
     copies: tuple[int, ...]
@@ -29,7 +33,9 @@ class Sizes:
 GPU = Sizes(
     device="cuda",
     proof=Problem(batch=64, width=256, layers=4),
+    proof_blocks=Transformer(batch=8, width=128, layers=2, sequence=64, heads=8, ff=256),
     step=Problem(batch=8192, width=8192, layers=4),
+    step_block=Transformer(batch=2, width=4096, layers=1, sequence=2048, heads=32, ff=16384),
     iterations=10,
     mocked=8,
     copies=(MIB, 64 * MIB, 1024 * MIB),
@@ -38,7 +44,9 @@ GPU = Sizes(
 REHEARSAL = Sizes(
     device="cpu",
     proof=Problem(batch=16, width=32, layers=4),
+    proof_blocks=Transformer(batch=4, width=16, layers=2, sequence=8, heads=4, ff=24),
     step=Problem(batch=64, width=128, layers=4),
+    step_block=Transformer(batch=2, width=64, layers=1, sequence=32, heads=4, ff=128),
     iterations=2,
     mocked=2,
     copies=(MIB,),
@@ -61,6 +69,18 @@ def shared() -> list[Axes]:
     """Every strategy with 2 and with 4 ranks, and meshes of 4; those of 2 ranks first."""
     meshes = [parse_axes("dp=2,tp=2"), parse_axes("dp=2,tp=2", ("tensor_parallel",)), parse_axes("dp=2,pp=2")]
     return [*(one_axis(strategy, ranks) for ranks in (2, 4) for strategy in STRATEGIES), *meshes]
+
+
+def alone_blocks() -> list[Axes]:
+    """The single device, every strategy that only blocks have, and meshes with those of the MLP, one rank each."""
+    meshes = [parse_axes("dp=1,cp=1,tp=1,pp=1", ("ulysses",)), parse_axes("fsdp=1,tp=1", ("sequence_parallel",))]
+    return [one_axis("single_device", 1), *(one_axis(strategy, 1) for strategy in AXES_OF_BLOCKS), *meshes]
+
+
+def shared_blocks() -> list[Axes]:
+    """Every strategy that only blocks have, with 2 ranks, and meshes of 4."""
+    meshes = [parse_axes("cp=2,tp=2"), parse_axes("fsdp=2,tp=2", ("sequence_parallel",)), parse_axes("pp=2,dp=2")]
+    return [*(one_axis(strategy, 2) for strategy in AXES_OF_BLOCKS), *meshes]
 
 
 def of_one() -> list[tuple[str, Axes]]:

@@ -29,9 +29,9 @@ def measure(sizes: Sizes, keep: Any) -> None:
     for dtype in DTYPES:
         rates.append(measure_rates(sizes, replace(sizes.step, dtype=dtype), device))
         keep({"rates": rates, "steps": steps})
-    for name in ("annotated", "shard_map"):
+    for name, model in (("annotated", sizes.step), ("shard_map", sizes.step), ("annotated", sizes.step_block)):
         for of_device in rates:
-            steps.append(measure_step(sizes, name, replace(sizes.step, dtype=of_device["dtype"]), of_device, device))
+            steps.append(measure_step(sizes, name, replace(model, dtype=of_device["dtype"]), of_device, device))
             keep({"rates": rates, "steps": steps})
 
 

@@ -14,16 +14,18 @@ from benchmarks.gpu import cuda
 from benchmarks.gpu.rates import device_rates, step_row
 from benchmarks.gpu.sizes import Sizes
 from contract.axes import one_axis
-from contract.problem import Batch, Layer, Problem
+from contract.problem import Batch, Problem
 from contract.strategy import Run
+from contract.transformer import Transformer
 from torch_impl import train
+from torch_impl.blocks import Blocks
 from torch_impl.compose import loss_and_grads
 from torch_impl.mesh import Mesh
 from torch_impl.model import clear_grads, forward, squared_error, take_grads
 
 DTYPES = ("bfloat16", "float32")
 WARM_UP = 3
-Passes = Callable[[list[Layer], Batch], list[Layer]]  # forward and backward pass: the gradients
+Passes = Callable[[list[Any], Batch], list[Any]]  # forward and backward pass: the gradients
 
 
 def measure(sizes: Sizes, keep: Any) -> None:
@@ -33,11 +35,12 @@ def measure(sizes: Sizes, keep: Any) -> None:
     for dtype in DTYPES:
         rates.append(measure_rates(sizes, replace(sizes.step, dtype=dtype)))
         keep({"rates": rates, "steps": steps})
-    for name in ("eager", "compiled"):  # to compile takes longest
-        for of_device in rates:
-            problem = replace(sizes.step, dtype=of_device["dtype"])
-            steps.append(measure_step(sizes, name, problem, of_device))
-            keep({"rates": rates, "steps": steps})
+    for model in (sizes.step, sizes.step_block):
+        for name in ("eager", "compiled"):  # to compile takes longest
+            for of_device in rates:
+                problem = replace(model, dtype=of_device["dtype"])
+                steps.append(measure_step(sizes, name, problem, of_device))
+                keep({"rates": rates, "steps": steps})
 
 
 def measure_rates(sizes: Sizes, problem: Problem) -> dict[str, Any]:
@@ -60,8 +63,8 @@ def measure_step(sizes: Sizes, name: str, problem: Problem, rates: dict[str, Any
     run = Run("torch", one_axis("single_device", 1), problem, device=sizes.device)
     params, batch = draw(problem, device)
     optimizer = train.make_optimizer(params, run)
-    passes = eager(run) if name == "eager" else compiled()
-    grads: list[Layer] = []
+    passes = eager(run) if name == "eager" else compiled(problem)
+    grads: list[Any] = []
 
     def forward_and_backward() -> None:
         grads[:] = passes(params, batch)
@@ -85,28 +88,39 @@ def eager(run: Run) -> Passes:
     return lambda params, batch: loss_and_grads(params, batch, Mesh({}), run)[1]
 
 
-def compiled() -> Passes:
+def compiled(problem: Problem) -> Passes:
     """The same model through torch.compile, which also compiles the backward pass."""
+    kinds = [type(layer) for layer in problem.shapes()]
+    model = Blocks(problem, ()) if isinstance(problem, Transformer) else forward
 
-    def loss_of(params: list[tuple[Tensor, Tensor]], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        return squared_error(forward([Layer(w, b) for w, b in params], x, Mesh({})), Batch(x, y, weight))
+    def loss_of(params: list[tuple[Tensor, ...]], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        layers = [kind(*tensors) for kind, tensors in zip(kinds, params, strict=True)]
+        return squared_error(model(layers, x, Mesh({})), Batch(x, y, weight))
 
     fast = torch.compile(loss_of)
 
-    def passes(params: list[Layer], batch: Batch) -> list[Layer]:
+    def passes(params: list[Any], batch: Batch) -> list[Any]:
         clear_grads(params)
-        fast([(w, b) for w, b in params], *batch).backward()
+        fast([tuple(layer) for layer in params], *batch).backward()
         return list(take_grads(params))
 
     return passes
 
 
-def draw(problem: Problem, device: torch.device) -> tuple[list[Layer], Batch]:
+def draw(problem: Problem, device: torch.device) -> tuple[list[Any], Batch]:
     """Parameters and a batch, drawn on the device: to draw them in NumPy, as proofs do, takes longer than the part."""
-    d, dtype = problem.width, getattr(torch, problem.dtype)
+    dtype = getattr(torch, problem.dtype)
     normal = partial(torch.randn, device=device, dtype=dtype)
-    params = [Layer(normal(d, d).div_(d**0.5), normal(d).mul_(0.1)) for _ in range(problem.layers)]
+    around = 1.0 if isinstance(problem, Transformer) else 0.0  # gains, or biases
+
+    def drawn(shape: tuple[int, ...]) -> Tensor:
+        values = normal(*shape)
+        made = values.mul_(0.1).add_(around) if len(shape) == 1 else values.div_(shape[-2] ** 0.5)
+        return made.requires_grad_()
+
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    weight = torch.full((problem.batch, 1), 1 / (problem.batch * d), device=device, dtype=wide)
-    x, y = normal(problem.batch, d), normal(problem.batch, d)
-    return [Layer(w.requires_grad_(), b.requires_grad_()) for w, b in params], Batch(x, y, weight)
+    samples = (problem.batch, problem.sequence) if isinstance(problem, Transformer) else (problem.batch,)
+    share = 1 / (problem.batch * problem.sequence * problem.width)
+    weight = torch.full((*samples, 1), share, device=device, dtype=wide)
+    x, y = (normal(*samples, problem.width) for _ in range(2))
+    return [layer._make(map(drawn, layer)) for layer in problem.shapes()], Batch(x, y, weight)

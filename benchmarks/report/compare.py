@@ -118,12 +118,13 @@ def _experts(result: Imbalance) -> Iterator[tuple[str, str, Figure]]:
 
 def _gpu(result: Gpu) -> Iterator[tuple[str, str, Figure]]:
     for proof in result.proofs:
-        name = f"{proof.implementation} {proof.strategy}: equal"
+        model = "" if proof.model == "MLP" else f" {proof.model}"
+        name = f"{proof.implementation} {proof.strategy}{model}: equal"
         yield name, f"mesh {proof.mesh}, {proof.dtype}", Figure(int(proof.passed), "")
     for part in result.parts:
         for step in part.reached.steps:
             setting = f"batch {step.batch}, width {step.width}, {step.layers} layers, {step.dtype}"
-            name = f"{step.framework} {step.implementation}"
+            name = f"{step.framework} {step.implementation}{'' if step.model == 'MLP' else f' {step.model}'}"
             yield f"{name}: step", setting, _spread(step.step_seconds, "s", -1)
             yield f"{name}: share of the rate of matrix products", setting, _once(step.share, "share")
 

@@ -25,8 +25,8 @@ def summary(result: Gpu) -> Iterator[str]:
     for step in steps(result):
         if step.dtype == "bfloat16":
             yield (
-                f"A {step.dtype} step of {step.framework} {step.implementation} at width {step.width} reaches "
-                f"{step.share:.2f} of the measured rate of matrix products."
+                f"A {step.dtype} step of the {step.model} in {step.framework} {step.implementation} at width "
+                f"{step.width} reaches {step.share:.2f} of the measured rate of matrix products."
             )
     if programs := [program for part in result.parts for program in part.reached.programs]:
         alike = sum(not program.differences for program in programs)
@@ -88,18 +88,31 @@ def blocks(result: Gpu, draw: Draw) -> Iterator[Block]:
 
 def named(one: Proof | Program | Rank) -> str:
     """In the words of the table of a check."""
-    return f"{one.implementation} {one.strategy} {one.mesh} {one.dtype}"
+    of_blocks = f" {one.model}" if isinstance(one, Proof) and one.model != "MLP" else ""
+    return f"{one.implementation} {one.strategy} {one.mesh} {one.dtype}{of_blocks}"
 
 
 def step_table(rows: list[Step]) -> Table:
-    columns = ["framework", "implementation", "dtype", "batch", "width", "layers", "step", "TFLOP/s", "share", "update"]
-    columns += ["most memory"]
+    columns = [
+        "framework",
+        "implementation",
+        "model",
+        "dtype",
+        "batch",
+        "sequence",
+        "width",
+        "layers",
+        "step",
+        "TFLOP/s",
+    ]
+    columns += ["share", "update", "most memory"]
     cells = [
         [
             Cell(row.framework),
             Cell(row.implementation),
+            Cell(row.model),
             Cell(row.dtype),
-            *(Cell(str(number)) for number in (row.batch, row.width, row.layers)),
+            *(Cell(str(number)) for number in (row.batch, row.sequence, row.width, row.layers)),
             Cell(duration(row.step_seconds.median)),
             Cell(f"{row.flops_per_second / 1e12:.3g}"),
             Cell(f"{row.share:.2f}"),
@@ -109,7 +122,7 @@ def step_table(rows: list[Step]) -> Table:
         for row in rows
     ]
     title = "Steps: share of the rate of matrix products, and the update's of the rate of a copy"
-    return Table(columns, [False] * 3 + [True] * 8, cells, title)
+    return Table(columns, [False] * 4 + [True] * 9, cells, title)
 
 
 def rank_table(rows: list[Rank]) -> Table:
@@ -130,14 +143,14 @@ def rank_table(rows: list[Rank]) -> Table:
 def proof_table(rows: list[Proof]) -> Table:
     cells = [
         [
-            *(Cell(word) for word in (row.implementation, row.strategy, row.mesh, row.dtype)),
+            *(Cell(word) for word in (row.model, row.implementation, row.strategy, row.mesh, row.dtype)),
             *(Cell("-" if e is None else f"{e:.1e}") for e in (row.loss_error, row.grad_error, row.param_error)),
             Cell("equal", GOOD) if row.passed else Cell("DIFFERS", BAD),
         ]
         for row in rows
     ]
-    columns = ["implementation", "strategy", "mesh", "dtype", "loss", "gradients", "parameters", "verdict"]
-    return Table(columns, [False] * 4 + [True] * 3 + [False], cells)
+    columns = ["model", "implementation", "strategy", "mesh", "dtype", "loss", "gradients", "parameters", "verdict"]
+    return Table(columns, [False] * 5 + [True] * 3 + [False], cells)
 
 
 def program_table(rows: list[Program]) -> Table:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 AXIS = "cp"
 RULES = {
-    "sequence": AXIS,  # a rank's part of the sequence: X[B, S_cp, D], Y[B, S_cp, D]
-    "product_sequence": AXIS,
+    "product_sequence": AXIS,  # a rank's part of the sequence: X[B, S_cp, D], Y[B, S_cp, D]
     "attend_sequence": AXIS,
 }
 ACTIVATIONS = True  # the activations' sharding is stated

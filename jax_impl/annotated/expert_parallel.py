@@ -14,3 +14,4 @@ RULES = {
     "experts": AXIS,
 }
 ACTIVATIONS = True  # the activations' sharding is stated
+NAIVE = ("experts",)  # in the naive spelling that of what the experts are given and give, split by experts

@@ -20,3 +20,4 @@ RULES = {
     "heads": AXIS,
     "attend_heads": AXIS,
 }
+FUSED = True  # q, k and v of a block are one product: of three, some compilers sum the gradients one by one

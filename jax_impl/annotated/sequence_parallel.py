@@ -20,3 +20,4 @@ RULES = {
     "attend_heads": AXIS,
 }
 ACTIVATIONS = True  # the activations' sharding is stated
+NAIVE = ("sequence",)  # in the naive spelling that of the residual stream alone

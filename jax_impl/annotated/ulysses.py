@@ -8,8 +8,7 @@ from __future__ import annotations
 
 AXIS = "cp"
 RULES = {
-    "sequence": AXIS,  # a rank's part of the sequence: X[B, S_cp, D], Y[B, S_cp, D]
-    "product_sequence": AXIS,
+    "product_sequence": AXIS,  # a rank's part of the sequence: X[B, S_cp, D], Y[B, S_cp, D]
     "attend_heads": AXIS,  # Q, K, V[B, S, H_cp, K], O[B, S, H_cp, K]
 }
 ACTIVATIONS = True  # the activations' sharding is stated

@@ -40,10 +40,10 @@ def document(device="cuda", passed=True, failed_tests=0):
         "packages": {"triton": "3.6.0", "msgspec": None},
         "settings": {"device": device, "proof": SIZES, "step": SIZES, "mocked": 8},
         "parts": [
-            part("torch_alone", proofs=[proof(passed)]),
+            part("torch_alone", proofs=[proof(passed), {**proof(passed), "model": "transformer"}]),
             part("tests", tests=tests),
             part("compiled", programs=[program]),
-            part("torch_steps", rates=[rate], steps=[step()]),
+            part("torch_steps", rates=[rate], steps=[step(), {**step(), "model": "transformer", "sequence": 2048}]),
             part("floors", floors=[floor]),
             part("one_of_many", ranks=[{**WORDS, "ranks": 8, "step_seconds": spread(0.003)}]),
             part("jax_steps", "out of time", "it was ended after 60 s"),

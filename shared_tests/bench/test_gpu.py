@@ -17,7 +17,7 @@ from benchmarks.gpu import command, proofs, run, sizes, suite, wheels
 from benchmarks.gpu.parts import PARTS, WAVES, Part
 from benchmarks.report import compare, report, sections
 from contract import reference
-from contract.axes import STRATEGIES
+from contract.axes import ALL_USUAL, AXES_OF_BLOCKS, STRATEGIES
 from shardiff.ranks.verdict import WorkerError
 from shardiff.system.files import write
 from shared_tests.bench import gpu_documents as made_up
@@ -210,6 +210,16 @@ def test_every_strategy_and_mesh_is_proven_alone_and_shared():
     assert {(axes[0].strategy, axes[0].size) for axes in shared if len(axes) == 1} == {
         (strategy, ranks) for strategy in STRATEGIES for ranks in (2, 4)
     }
+    blocks = sizes.alone_blocks(), sizes.shared_blocks()
+    for found in blocks:
+        assert {axes[0].strategy for axes in found if len(axes) == 1} >= set(AXES_OF_BLOCKS)
+        assert {axis.name for axes in found for axis in axes} == set(ALL_USUAL)
+    for name in ("torch", "shard_map", "annotated"):
+        of_blocks = proofs.runs_of_blocks(name, blocks[0], sizes.GPU)
+        alone_too = {run.problem for run in of_blocks if not run.axes}
+        assert {run.problem for run in of_blocks} == alone_too, "bfloat16 is held to the single device's own error"
+        missing = {"ring_attention"} if name == "annotated" else set()
+        assert {strategy for run in of_blocks for strategy in run.strategies} >= set(AXES_OF_BLOCKS) - missing
     assert all(
         len(proofs.runs(name, alone, sizes.GPU)) == 3 * len(alone) for name in ("torch", "shard_map", "annotated")
     )
@@ -234,6 +244,7 @@ def test_the_page_has_every_table():
     page = command.page(parse_as(Gpu, made_up.document(passed=False)))
     assert page.startswith("# shardiff: make gpu\n")
     for text in (
+        "| transformer |",
         "Rates of the device",
         "| 780 |",
         "One rank of many",
@@ -263,4 +274,5 @@ def test_two_results_are_compared():
     rows = compare.compare({"gpu": parse("gpu", old)}, {"gpu": parse("gpu", new)})["rows"]
     flags = {row["figure"]: row["flag"] for row in rows}
     assert flags["torch eager: step"] == "slower"
+    assert flags["torch eager transformer: step"] is None
     assert flags["annotated data_parallel: equal"] is None

@@ -11,10 +11,12 @@ import torch
 
 from benchmarks.documents.gpu import Reached
 from benchmarks.documents.results_io import parse_as
-from benchmarks.gpu import cuda, floors, programs, sizes, steps_jax, steps_torch
+from benchmarks.gpu import cuda, floors, programs, rates, sizes, steps_jax, steps_torch
+from contract.problem import Problem
 from shardiff.system import machine
 
-ON_GPU = replace(sizes.REHEARSAL, device="cuda")
+BLOCK = replace(sizes.REHEARSAL.step_block, width=16, sequence=8, ff=32)
+ON_GPU = replace(sizes.REHEARSAL, device="cuda", step=Problem(16, 16, 2), step_block=BLOCK)
 
 
 @pytest.fixture
@@ -89,23 +91,39 @@ def test_steps_of_torch(on_cpu, monkeypatch):
     kept: list[dict] = []
     steps_torch.measure(ON_GPU, kept.append)
     reached = parse_as(Reached, kept[-1])
-    assert [(step.implementation, step.dtype) for step in reached.steps] == [
-        (name, dtype) for name in ("eager", "compiled") for dtype in ("bfloat16", "float32")
+    assert [(step.model, step.implementation, step.dtype) for step in reached.steps] == [
+        (model, name, dtype)
+        for model in ("MLP", "transformer")
+        for name in ("eager", "compiled")
+        for dtype in ("bfloat16", "float32")
     ]
-    assert len(compiled) == 2 and len(reached.rates) == 2
+    assert len(compiled) == 4 and len(reached.rates) == 2
     assert {step.peak_bytes for step in reached.steps} == {12345}
     assert all(step.step_seconds.median == pytest.approx(0.001) for step in reached.steps)
-    assert on_cpu["reset_peak_memory_stats"] == 4
+    assert on_cpu["reset_peak_memory_stats"] == 8
 
 
-def test_eager_and_compiled_steps_have_the_same_gradients(monkeypatch):
+@pytest.mark.parametrize("problem", [ON_GPU.step, ON_GPU.step_block], ids=["MLP", "transformer"])
+def test_eager_and_compiled_steps_have_the_same_gradients(problem, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function: function)
-    problem = replace(sizes.REHEARSAL.step, dtype="float32")
     run = steps_torch.Run("torch", steps_torch.one_axis("single_device", 1), problem, device="cpu")
     params, batch = steps_torch.draw(problem, torch.device("cpu"))
+    assert [[tuple(t.shape) for t in layer] for layer in params] == [list(layer) for layer in problem.shapes()]
     ours = [t.clone() for layer in steps_torch.eager(run)(params, batch) for t in layer]
-    theirs = [t for layer in steps_torch.compiled()(params, batch) for t in layer]
+    theirs = [t for layer in steps_torch.compiled(problem)(params, batch) for t in layer]
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("problem", [ON_GPU.step, ON_GPU.step_block], ids=["MLP", "transformer"])
+def test_the_operations_of_a_step_are_those_of_its_products(problem):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    run = steps_torch.Run("torch", steps_torch.one_axis("single_device", 1), problem, device="cpu")
+    params, batch = steps_torch.draw(problem, torch.device("cpu"))
+    with FlopCounterMode(display=False) as counted:
+        steps_torch.eager(run)(params, batch)
+    assert counted.get_total_flops() == rates.flops_of_step(problem)
+    assert rates.parameters(problem) == sum(t.numel() for layer in params for t in layer)
 
 
 def test_copies(on_cpu):
@@ -139,12 +157,16 @@ def jax_gpus(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
 
 def test_steps_of_jax(jax_gpus):
     kept: list[dict] = []
-    small = replace(ON_GPU, step=replace(ON_GPU.step, width=16, batch=16, layers=2))
-    steps_jax.measure(small, kept.append)
+    steps_jax.measure(ON_GPU, kept.append)
     reached = parse_as(Reached, kept[-1])
-    assert [(step.implementation, step.dtype) for step in reached.steps] == [
-        (name, dtype) for name in ("annotated", "shard_map") for dtype in ("bfloat16", "float32")
+    assert [(step.model, step.implementation, step.dtype) for step in reached.steps] == [
+        (model, name, dtype)
+        for model, name in (("MLP", "annotated"), ("MLP", "shard_map"), ("transformer", "annotated"))
+        for dtype in ("bfloat16", "float32")
     ]
+    assert all(
+        step.flops_per_second > 0 and step.sequence == (8 if step.model != "MLP" else 1) for step in reached.steps
+    )
     assert jax_gpus == [(1, "cuda")]
     assert cuda.jax_peak_bytes(Device()) == 99
 
@@ -156,8 +178,7 @@ def test_one_rank_of_many_mocks_the_others_before_jax_starts(jax_gpus, monkeypat
     monkeypatch.setattr(programs, "has_compiler", lambda kind: False)  # for which it would compile as long again
     monkeypatch.setattr(programs, "mocked", lambda ranks: sizes.mocked(ranks)[:1])
     kept: list[dict] = []
-    small = replace(ON_GPU, step=replace(ON_GPU.step, width=16, batch=16, layers=2))
-    programs.one_of_many(small, kept.append)
+    programs.one_of_many(ON_GPU, kept.append)
     reached = parse_as(Reached, kept[-1])
     assert jax_gpus == [(2, "mocked"), (2, "cuda")]
     (program,), (rank,) = reached.programs, reached.ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +22,12 @@ SIZES = (1, 2, 4)
 DTYPES = ("float64", "float32", "bfloat16", "int32")
 
 
-def cases(op, size):
+def cases(op, size, laid_out="by rows"):
     """(arguments, dtype, every rank's array)"""
     return [
         (arguments, dtype, definitions.inputs(size, numpy_dtype(dtype)))
         for arguments in definitions.arguments(op, size)
-        for dtype in DTYPES
+        for dtype in (DTYPES if laid_out == "by rows" else DTYPES[:1])
     ]
 
 
@@ -40,19 +41,21 @@ def assert_equal(got, want, where):
 
 @pytest.fixture(scope="module")
 def in_torch(pool):
-    """(op, size) -> each rank's results of its cases; all of one size in one call of the pool."""
+    """(op, layout, size) -> each rank's results of its cases; all of one size in one call of the pool."""
     results = {}
     for size in SIZES:
-        calls = [(op, [(a, xs) for a, _, xs in cases(op, size)]) for op in DEFINITIONS]
+        tried = list(product(DEFINITIONS, on_ranks.LAYOUTS))
+        calls = [(op, [(a, xs) for a, _, xs in cases(op, size, laid_out)], laid_out) for op, laid_out in tried]
         ranks = pool.call(on_ranks.every, on_ranks.collectives, calls, world_size=size)
-        results |= {(op, size): of_op for op, *of_op in zip(DEFINITIONS, *ranks, strict=True)}
+        results |= {(*one, size): of_one for one, *of_one in zip(tried, *ranks, strict=True)}
     return results
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("laid_out", on_ranks.LAYOUTS)
 @pytest.mark.parametrize("op", DEFINITIONS)
-def test_torch_collective_is_what_numpy_defines(op, size, in_torch):
-    tried, ranks = cases(op, size), in_torch[op, size]
+def test_torch_collective_is_what_numpy_defines(op, laid_out, size, in_torch):
+    tried, ranks = cases(op, size, laid_out), in_torch[op, laid_out, size]
     for i, (arguments, dtype, xs) in enumerate(tried):
         for rank, want in enumerate(DEFINITIONS[op](xs, **arguments)):
             got, where = ranks[rank][i], (op, arguments, dtype, f"rank {rank} of {size}")
@@ -161,11 +164,15 @@ def inner(name, replicated, one, other):
 
 def pair_cases():
     return [
-        (name, size, rest)
-        for name in PAIRS
-        for size in SIZES
-        for rest in ([{}] if "identity" in name else [{"dim": 0}, {"dim": 1}])
+        (name, size, rest) for name in PAIRS for size in SIZES for rest in RESTS.get(name, [{"dim": 0}, {"dim": 1}])
     ]
+
+
+RESTS = {
+    "identity_all_reduce": [{}],
+    "all_reduce_identity": [{}],
+    "all_to_all_back": [{"split": 0, "concat": 1}, {"split": 1, "concat": 0}],
+}
 
 
 @pytest.mark.parametrize(("name", "size", "rest"), pair_cases(), ids=str)
@@ -187,6 +194,7 @@ JAX_PAIRS = {
     "reduce_scatter_all_gather": collectives.reduce_scatter,
     "identity_all_reduce": collectives.varying,
     "all_reduce_identity": collectives.all_reduce,
+    "all_to_all_back": collectives.all_to_all_dims,
 }
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import contract.strategy
-from contract.axes import AXES, STRATEGIES
+from contract.axes import ALL_AXES, AXES, AXES_OF_BLOCKS, ON_AXES, STRATEGIES
 from contract.strategy import IMPLEMENTATIONS
 from shared_tests.definitions import DEFINITIONS, ROOTED, WITH_DIM
 
 SIDES = {"torch": "torch_impl.explicit", "shard_map": "jax_impl.shard_map", "annotated": "jax_impl.annotated"}
-FUNCTIONS = ("split_params", "split_batch", "weights", "forward", "execute", "total")
+PLACES = ("enter", "leave", "attend", "dispatch", "combine")  # in a block of a transformer
+FUNCTIONS = ("split_params", "split_batch", "weights", "forward", *PLACES, "execute", "total")
 AS_DATA = {
     "PARAMS_SPEC": "split_params",
     "STACKED": "split_params",
@@ -29,10 +30,18 @@ PARAMETERS = {  # of torch; JAX asks the mesh by the name of an axis alone, so i
     "split_batch": ["batch", "mesh"],
     "weights": ["layer", "mesh"],
     "forward": ["params", "x", "mesh"],
+    "enter": ["x", "mesh"],
+    "leave": ["y", "mesh"],
+    "attend": ["q", "k", "v", "local", "mesh"],
+    "dispatch": ["h", "mesh"],
+    "combine": ["h", "mesh"],
     "total": ["share", "mesh"],
 }
+NOT_THERE = ("annotated", "ring_attention")  # no annotation derives a ring
 every_file = pytest.mark.parametrize(
-    ("implementation", "strategy"), [(i, s) for i in IMPLEMENTATIONS for s in STRATEGIES], ids=lambda value: value
+    ("implementation", "strategy"),
+    [(i, s) for i in IMPLEMENTATIONS for s in ON_AXES if (i, s) != NOT_THERE],
+    ids=lambda value: value,
 )
 ROOT = Path(__file__).parents[2]
 PACKAGES = {  # package -> what it may not import
@@ -54,9 +63,29 @@ def source(module):
 def test_the_sides_are_the_implementations_and_the_contract_tells_the_names():
     assert tuple(SIDES) == IMPLEMENTATIONS
     assert set(AXES) == {"single_device", *STRATEGIES}
+    assert set(ALL_AXES) - {"single_device"} == set(ON_AXES) == {*STRATEGIES, *AXES_OF_BLOCKS}
+    for side, package in SIDES.items():
+        folder = ROOT / package.replace(".", "/")
+        files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+        assert files == {name for name in ON_AXES if (side, name) != NOT_THERE}, side
     text = " ".join(contract.strategy.__doc__.split())
     places = [text.index(f" {name}(") for name in FUNCTIONS]
     assert places == sorted(places), "the contract tells the names in their order"
+
+
+@pytest.mark.parametrize("side", ["torch", "shard_map"])
+def test_the_places_in_a_block_are_told_where_blocks_are_and_come_in_the_order_in_which_strategies_have_them(side):
+    blocks = importlib.import_module({"torch": "torch_impl.blocks", "shard_map": "jax_impl.blocks"}[side])
+    signatures = dict(re.findall(r"^ +(\w+)\(([\w, ]+)\)  ", blocks.__doc__, re.MULTILINE))
+    assert list(signatures) == list(PLACES)
+    for name, parameters in signatures.items():
+        assert parameters.split(", ") == parameters_of(name, side), name
+    used = {name for strategy in AXES_OF_BLOCKS for name in defined(side, strategy) if name in PLACES}
+    assert used == set(PLACES)
+
+
+def parameters_of(name, side):
+    return PARAMETERS[name] if side == "torch" else [p for p in PARAMETERS[name] if p != "mesh"]
 
 
 def defined(implementation, strategy):
@@ -78,7 +107,7 @@ def test_a_strategy_has_its_names_in_order(implementation, strategy):
         assert hasattr(module(implementation, strategy), "RULES")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ON_AXES)
 def test_what_is_written_in_torch_is_written_under_shard_map(strategy):
     assert defined("torch", strategy) == defined("shard_map", strategy)
 
@@ -86,13 +115,12 @@ def test_what_is_written_in_torch_is_written_under_shard_map(strategy):
 @every_file
 def test_a_strategy_s_functions_have_the_same_parameters(implementation, strategy):
     here = module(implementation, strategy)
-    for name, parameters in PARAMETERS.items():
+    for name in PARAMETERS:
         if callable(function := getattr(here, name, None)):
-            want = parameters if implementation == "torch" else [p for p in parameters if p != "mesh"]
-            assert list(inspect.signature(function).parameters) == want, name
+            assert list(inspect.signature(function).parameters) == parameters_of(name, implementation), name
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ON_AXES)
 def test_every_strategy_has_all_closed_forms(strategy):
     """A missing one is an error; there is no default formula."""
     parameters = {
@@ -103,7 +131,7 @@ def test_every_strategy_has_all_closed_forms(strategy):
         "kept": ["tensors", "n"],
     }
     here = contract.strategies.of(strategy)
-    assert (here.AXIS, here.UNIT >= 1) == (AXES[strategy], True)
+    assert (here.AXIS, here.UNIT >= 1) == (ALL_AXES[strategy], True)
     for name, want in parameters.items():
         assert list(inspect.signature(getattr(here, name)).parameters) == want, name
     with pytest.raises(ModuleNotFoundError):
@@ -112,7 +140,7 @@ def test_every_strategy_has_all_closed_forms(strategy):
 
 @every_file
 def test_a_strategy_names_the_axis_of_the_contract(implementation, strategy):
-    assert module(implementation, strategy).AXIS == AXES[strategy]
+    assert module(implementation, strategy).AXIS == ALL_AXES[strategy]
 
 
 @every_file
@@ -124,15 +152,17 @@ def test_a_strategy_and_its_public_functions_have_docstrings(implementation, str
             assert ast.get_docstring(node), node.name
 
 
-@pytest.mark.parametrize("strategy", ["data_parallel", "tensor_parallel", "megatron_tensor_parallel"])
+@pytest.mark.parametrize("strategy", ["data_parallel", "tensor_parallel", "megatron_tensor_parallel", *AXES_OF_BLOCKS])
 def test_the_shapes_that_a_strategy_splits_into_are_told_in_the_same_words_on_all_sides(strategy):
+    before = r"(?:samples|columns|Even layers|even layers|dd layers|the sequence|s experts|of a block|In a block)"
+
     def words(implementation):
         text = Path(module(implementation, strategy).__file__).read_text()
-        found = re.findall(r"(?:samples|columns|Even layers|even layers|dd layers): *([^.;\n\"]*[^.;\n\" ])", text)
-        return {shape for line in found for shape in re.findall(r"[WXYb]\[[^]]*\]", line)}
+        found = re.findall(before + r": *([^.;\n\"]*[^.;\n\" ])", text)
+        return frozenset(shape for line in found for shape in re.findall(r"(?:[WXYbv]|up|down)\[[^]]*\]", line))
 
-    shapes = {implementation: words(implementation) for implementation in IMPLEMENTATIONS}
-    assert shapes["torch"] and len(set(map(frozenset, shapes.values()))) == 1, shapes
+    shapes = {side: words(side) for side in IMPLEMENTATIONS if (side, strategy) != NOT_THERE}
+    assert shapes["torch"] and len(set(shapes.values())) == 1, shapes
 
 
 def test_the_eight_collectives_are_on_both_sides_with_the_same_parameters():

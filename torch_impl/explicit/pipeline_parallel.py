@@ -114,6 +114,7 @@ def execute(
         elif op == "send":
             outgoing, target = results.pop(action), schedule.target(action)
             assert outgoing is not None and target is not None  # what was received has a gradient
+            outgoing = outgoing.contiguous()
             with observe("send", action):
                 sends.append((dist.isend(outgoing, group=group, group_dst=target.stage), outgoing))
         else:
