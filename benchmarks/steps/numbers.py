@@ -110,8 +110,8 @@ METHOD = {
     "memory": "measured: bytes of live arrays, each storage once; activations: what autograd keeps at most (by its "
     "hooks); temporaries: XLA's plan. closed_form: contract.memory",
     "single_device": "the three products of each matrix of a layer, or of a block, forward and backward pass, update "
-    f"and a copy in turn; share is the rate of the passes' products over that of the products alone, after {WARM_UP} of each unless fewer "
-    "are timed. Ranks keep the memory that they free",
+    f"and a copy in turn; share is the rate of the passes' products over that of the products alone, after {WARM_UP} "
+    "of each unless fewer are timed. Ranks keep the memory that they free",
     "wire_bytes": "contract.cost, what a rank must send under the bandwidth-optimal algorithm",
 }
 
