@@ -87,7 +87,8 @@ def recomputed(result: Steps) -> list[tuple[Row, Row]]:
 def recompute_table(result: Steps) -> Table:
     """What is computed again: time, memory and bytes over those of the same step that keeps everything.
 
-    "predicted" is the ratio of the products' operations. Activations are what autograd keeps, of XLA its temporaries.
+    "predicted" is the ratio of the products' operations. Activations are what autograd keeps, and "formula" is what it
+    keeps over the closed form; of XLA they are its temporaries.
     """
     numbers = ["step", "predicted", "activations", "formula", "wire", "compiled"]
     made = terminal.table(["strategy", "ranks", "implementation", "recompute"], numbers)
@@ -95,19 +96,21 @@ def recompute_table(result: Steps) -> Table:
     shown = None
     ratios = {(r.key, r.of): r.ratio.median for r in result.ratios}
     for before, row in recomputed(result):
-        kept, predicted = [(one.memory.measured, one.memory.closed_form) for one in (before, row)], "-"
+        kept, predicted = [one.memory.measured for one in (before, row)], "-"
         if before.product_flops and row.product_flops:
             predicted = f"{row.product_flops / before.product_flops:.2f}"
         time = ratios.get((row.key, f"{row.implementation} {row.recompute}"))
-        formula = [held.activations if held and row.framework == "torch" else None for _, held in kept]
-        measured = [held.activations if row.framework == "torch" else held.temporaries for held, _ in kept]
+        measured = [held.activations if row.framework == "torch" else held.temporaries for held in kept]
+        formula = row.memory.closed_form.activations if row.memory.closed_form else None
+        known = row.framework == "torch" and measured[1] is not None and formula
         made.add_row(
             *(cells(row) if row.key != shown else ("", "")),
             row.implementation,
             row.recompute,
             f"{time:.2f}" if time is not None else "-",
             predicted,
-            *(change(*pair) for pair in (measured, formula)),
+            change(*measured),
+            f"{(measured[1] or 0) / formula:.2f}" if known and formula else "-",
             *(change(b, r) for b, r in ((before.wire_bytes, row.wire_bytes), compiled(before, row))),
         )
         shown = row.key
