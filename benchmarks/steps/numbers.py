@@ -9,12 +9,12 @@ from math import prod
 from typing import Any
 
 from benchmarks.documents.figures import Spread, adjacent_ratios, over_ranks, round_ratios, spread
+from benchmarks.flops import products, products_of_layers
 from contract.cost import communication
 from contract.memory import memory
 from contract.optimizer import SLOTS
-from contract.problem import BYTES, Problem
+from contract.problem import BYTES
 from contract.strategy import Run
-from contract.transformer import Transformer
 from shardiff.record import Record, totals
 
 IN_JAX = ("shard_map", "annotated", "jit")
@@ -67,29 +67,6 @@ def key_of(run: Run) -> dict[str, Any]:
     """What tells a run from the others of a document."""
     experts = getattr(run.problem, "experts", 0)
     return {"ranks": run.world_size, "mesh": str(run.mesh), "strategy": run.strategy, "experts": experts}
-
-
-def products(problem: Problem, recompute: str = "none") -> int | None:
-    """The operations of the matrix products of one step of a single device; None where experts choose their rows.
-
-    A product of [B, D] and [D, F] takes 2 B D F, and the backward pass makes two of each, but for the input of an MLP's
-    first layer. What is recomputed is the forward pass of a block, or in attention the two products with all keys,
-    masked or not.
-    """
-    if isinstance(problem, Transformer) and not problem.experts:
-        tokens = problem.batch * problem.sequence
-        attention = 4 * tokens * problem.sequence * problem.width
-        forward = attention + products_of_layers(problem) // problem.layers
-        again = {"none": 0, "block": forward, "selective": attention}[recompute]
-        return problem.layers * (3 * forward + again)
-    forward = products_of_layers(problem)
-    return None if isinstance(problem, Transformer) else 3 * forward - forward // problem.layers
-
-
-def products_of_layers(problem: Problem) -> int:
-    """Of the products with the parameters alone, in one forward pass."""
-    shapes = [shape for layer in range(problem.unit) for shape in problem.shape(layer) if len(shape) == 2]
-    return 2 * problem.batch * problem.sequence * problem.layers * sum(map(prod, shapes))
 
 
 TOLERANCE = {
