@@ -12,13 +12,15 @@ def products(problem: Problem, recompute: str = "none") -> int | None:
     """Of one step of a single device; None where experts choose their rows.
 
     The backward pass makes two products of each, but for the input of an MLP's first layer. What is recomputed is the
-    forward pass of a block, or in attention the products of queries with keys and of probabilities with values.
+    forward pass of a block, or attention, each without its last product, whose result no gradient needs: by `down`, or
+    of probabilities with values.
     """
-    if isinstance(problem, Transformer) and problem.experts:
-        return None
     forward, attention = products_of_forward(problem), products_of_attention(problem)
-    again = {"none": 0, "block": forward, "selective": attention}[recompute]
-    return 3 * forward + again - (0 if attention else forward // problem.layers)
+    if not isinstance(problem, Transformer):
+        return 3 * forward - forward // problem.layers
+    down = 2 * problem.batch * problem.sequence * problem.ff * problem.width * problem.layers
+    again = {"none": 0, "block": forward - down, "selective": attention // 2}[recompute]
+    return None if problem.experts else 3 * forward + again
 
 
 def products_of_forward(problem: Problem) -> int:
