@@ -68,7 +68,8 @@ def check() -> Iterator[str]:
     for (strategy, spelling, target), want in figures().items():
         if target:
             got, rows = sent(run_of(strategy, spelling), target)
-            yield f"{'ok' if (got, rows) == (want, 0) else 'wrong'}: {strategy} {spelling} {target}: {got:,}, {rows} rows"
+            verdict = "ok" if (got, rows) == (want, 0) else "wrong"
+            yield f"{verdict}: {strategy} {spelling} {target}: {got:,}, {rows} rows"
     for target in TARGETS:
         for strategy in AXES:
             for spelling in SPELLINGS if strategy != "ring_attention" else ("shard_map",):
