@@ -60,8 +60,8 @@ CONTEXT = (
     ),
     in_ring(
         "the mask of a rank's own piece lost",
-        "wide(kv[..., columns, :]), causal=source == rank)",
-        "wide(kv[..., columns, :]), causal=False)",
+        "attend_to(queries, *wide(kv), causal=True)",
+        "attend_to(queries, *wide(kv), causal=False)",
         ALL,
     ),
     in_ring(
