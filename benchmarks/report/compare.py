@@ -15,6 +15,7 @@ from benchmarks.documents.bubbles import Bubbles
 from benchmarks.documents.check import Check
 from benchmarks.documents.collectives import Collectives
 from benchmarks.documents.diff import Diffs
+from benchmarks.documents.experts import Imbalance
 from benchmarks.documents.fields import Spread
 from benchmarks.documents.gpu import Gpu
 from benchmarks.documents.results_io import Section
@@ -81,7 +82,7 @@ def _collectives(result: Collectives) -> Iterator[tuple[str, str, Figure]]:
 def _steps(result: Steps) -> Iterator[tuple[str, str, Figure]]:
     setting = f"{result.settings}, {result.settings.optimizer}"
     for row in result.rows:
-        name = f"{row.strategy} {row.implementation} {row.on}"
+        name = f"{row.strategy} {row.label} {row.on}"
         times = {"step": row.step_seconds, "compute": row.compute_seconds, "exposed": row.exposed_seconds}
         for of, time in times.items():
             if time:
@@ -106,6 +107,16 @@ def _bubbles(result: Bubbles) -> Iterator[tuple[str, str, Figure]]:
         yield f"{name}: step", str(result.settings), _spread(row.step_seconds, "s", -1)
 
 
+def _experts(result: Imbalance) -> Iterator[tuple[str, str, Figure]]:
+    for row in result.rows:
+        for name, time in row.contestants.items():
+            yield (
+                f"{name}, skew {row.skew:g}, {counted(row.ranks, 'rank')}",
+                str(result.settings),
+                _spread(time, "s", -1),
+            )
+
+
 def _gpu(result: Gpu) -> Iterator[tuple[str, str, Figure]]:
     for proof in result.proofs:
         model = "" if proof.model == "MLP" else f" {proof.model}"
@@ -125,6 +136,7 @@ _FIGURES: dict[type[Section], Callable[[Any], Iterator[tuple[str, str, Figure]]]
     Collectives: _collectives,
     Steps: _steps,
     Bubbles: _bubbles,
+    Imbalance: _experts,
     Gpu: _gpu,
 }
 

@@ -5,6 +5,7 @@ Mistakes in how a model is trained are in `training`.
 
 from __future__ import annotations
 
+from shared_tests.meta.mutants.planted.blocks import BLOCKS
 from shared_tests.meta.mutants.planted.collectives import COLLECTIVES
 from shared_tests.meta.mutants.planted.diff import DIFF
 from shared_tests.meta.mutants.planted.figures import FIGURES
@@ -16,4 +17,4 @@ from shared_tests.meta.mutants.planted.reader import READER
 from shared_tests.meta.mutants.planted.schedules import SCHEDULES
 from shared_tests.meta.mutants.planted.tracing import API, RANKS, VERIFIER
 
-PLANTED = (*COLLECTIVES, *SCHEDULES, *READER, *DIFF, *FIGURES, *PROBLEMS, *PLANNER, *VERIFIER, *RANKS, *API)
+PLANTED = (*COLLECTIVES, *BLOCKS, *SCHEDULES, *READER, *DIFF, *FIGURES, *PROBLEMS, *PLANNER, *VERIFIER, *RANKS, *API)
