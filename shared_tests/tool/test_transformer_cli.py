@@ -52,8 +52,7 @@ REFUSED = {
     "check --strategy ring_attention": "ring_attention splits the sequence of a transformer, and the problem is an MLP",
     "diff ring_attention --model transformer": "no annotation derives a ring: what XLA makes of a split sequence is "
     "context_parallel",
-    "lesson sequence_parallel": "a lesson shows the strategies of the MLP, and sequence_parallel is a transformer's; "
-    "see docs/transformer.md",
+    "lesson sequence_parallel": "sequence_parallel splits blocks of a transformer, and the problem is an MLP",
 }
 
 
