@@ -17,7 +17,6 @@ from contract.schedule import SCHEDULES, unfit
 from contract.strategy import Run
 from shardiff.tracing.merge import merge as merge_calls
 from shared_tests import on_ranks
-from shared_tests.proof.test_composition import told
 
 SIZES = Problem(batch=13, width=8, layers=8, dtype="float64")  # microbatches of different sizes
 
@@ -104,7 +103,7 @@ def test_messages_are_the_closed_form_s_record_by_record(pool):
     by_rank = pool.call(on_ranks.passes, TRACED, True, world_size=4)
     for run, ranks in zip(TRACED, zip(*by_rank, strict=True), strict=True):
         traced = run.mesh.named(merge_calls([rank[3] for rank in ranks]))
-        assert told(traced) == told(cost.communication(run)), label(run)
+        assert evidence.told(traced) == evidence.told(cost.communication(run)), label(run)
 
 
 def test_what_crosses_each_boundary_does_not_depend_on_the_order():
