@@ -28,8 +28,7 @@ def scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     """[B, H, S, T]. causal: a query sees the keys up to its own number."""
     found = q @ k.mT
     if causal:
-        hidden = torch.ones(found.shape[-2:], dtype=torch.bool, device=q.device).triu_(1)
-        found.masked_fill_(hidden, -torch.inf)
+        found += found.new_full(found.shape[-2:], -torch.inf).triu_(1)
     return found
 
 
