@@ -20,6 +20,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: install
 	@$(BIN)/shardiff check
+	@$(BIN)/shardiff check --model transformer --layers 2 --degree 2 \
+		--strategy sequence_parallel --strategy ring_attention --strategy expert_parallel
 	@$(BIN)/shardiff report --quick
 
 test: install

@@ -15,7 +15,7 @@ from importlib import import_module
 from itertools import product
 from typing import Any
 
-from benchmarks.problems import sizes, strategies_of, with_experts
+from benchmarks.problems import sizes_of, strategies_of, with_experts
 from contract import reference
 from contract.axes import ALL_AXES, one_axis, parse_axes
 from contract.problem import Problem
@@ -201,19 +201,13 @@ def document(checked: Sequence[Row]) -> dict[str, Any]:
         "schema": 1,
         "machine": machine.facts(),
         "settings": {
-            **shared_sizes(run),
+            **{name: size for name, size in sizes_of(run).items() if name not in ("dtype", "seed", "experts")},
             "microbatches": run.microbatches,
             "schedule": run.schedule,
             "device": "cuda" if on_gpus else "cpu",
         },
         "rows": [to_json(row) for row in checked],
     }
-
-
-def shared_sizes(run: Run) -> dict[str, Any]:
-    """The sizes that all runs of a check share: not the dtype, and not the number of experts."""
-    shared = {name: size for name, size in sizes(run.problem).items() if name not in ("dtype", "seed", "experts")}
-    return {**shared, "recompute": run.recompute} if isinstance(run.problem, Transformer) else shared
 
 
 def to_json(row: Row) -> dict[str, Any]:

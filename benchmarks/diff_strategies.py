@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
-from benchmarks.problems import sizes, with_experts
+from benchmarks.problems import sizes_of, with_experts
 from contract import cost
 from contract.axes import ON_AXES, one_axis, parse_axes
 from contract.problem import Problem
@@ -47,8 +47,7 @@ class StrategyDiff:
         document = self.diff.to_json()
         document["left"]["traced"] = self.traced
         document["right"]["work"] = self.work
-        blocks = isinstance(self.run.problem, Transformer)
-        problem = {"problem": {**sizes(self.run.problem), "recompute": self.run.recompute}} if blocks else {}
+        problem = {"problem": sizes_of(self.run)} if isinstance(self.run.problem, Transformer) else {}
         return {
             "schema": document.pop("schema"),
             "strategy": self.run.strategy,

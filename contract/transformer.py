@@ -8,6 +8,7 @@ pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -84,7 +85,8 @@ class Transformer(Problem):
     @property
     def capacity(self) -> int:
         """The most tokens of one sequence that an expert takes (GShard, Lepikhin et al., 2006.16668, section 2.2)."""
-        return max(1, int(min(self.sequence, self.capacity_factor * self.top_k * self.sequence / self.experts)))
+        factor = Fraction(str(self.capacity_factor))  # 0.7 of 10 is 7, however floats round
+        return max(1, int(min(self.sequence, factor * self.top_k * self.sequence / self.experts)))
 
     def shape(self, layer: int) -> Any:
         """The shapes of one layer's parameters: attention, and then the MLP or the experts, of every block."""

@@ -95,13 +95,14 @@ class Experts(Sublayer):
     def of_normalized(self, h: Array, constrain: Constrain) -> Array:
         """The einsums of GShard (Lepikhin et al., 2006.16668), stated before and after the tokens travel."""
         h = constrain(h, "batch", "product_sequence")
-        slots, gates = route(h @ self.router[...], self.problem)
+        slots, gates = (constrain(a, "batch", "product_sequence") for a in route(h @ self.router[...], self.problem))
         given = constrain(jnp.einsum("bskec,bsd->ebcd", slots, h), None, "batch")
         given = constrain(given, "experts", "batch_of_experts")
         hidden = gelu(jnp.einsum("ebcd,edf->ebcf", given, self.up[...]))
         out = jnp.einsum("ebcf,efd->ebcd", hidden, self.down[...])
         out = constrain(constrain(out, "experts", "batch_of_experts"), None, "batch")
-        return jnp.einsum("bskec,ebcd->bsd", slots * gates[..., None, None], out)
+        out = jnp.einsum("bskec,ebcd->bsd", slots * gates[..., None, None], out)
+        return constrain(out, "batch", "product_sequence")
 
 
 KINDS: dict[type, type[Sublayer]] = {AttentionLayer: Attention, MlpLayer: Mlp, ExpertsLayer: Experts}

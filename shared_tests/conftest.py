@@ -37,6 +37,28 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's backgro
 Execute = Callable[[Run], RunResult]
 
 
+@pytest.fixture
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces everything after a command's validation by a function that prints a word and returns status 0."""
+    from benchmarks import commands
+    from benchmarks import diff as diff_command
+    from benchmarks.bubbles import command as bubbles_command
+    from benchmarks.collectives import command as collectives_command
+    from benchmarks.report import command as report_command
+    from benchmarks.steps import command as steps_command
+    from shardiff.cli import trace as trace_script
+
+    def started(*_: Any, **__: Any) -> int:
+        print("started")
+        return 0
+
+    for module in (collectives_command, steps_command, bubbles_command, report_command):
+        monkeypatch.setattr(module, "answer", started)
+    monkeypatch.setattr(commands, "answer_check", started)
+    monkeypatch.setattr(diff_command, "answer_diff", started)
+    monkeypatch.setattr(trace_script, "show", started)
+
+
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Workers]:
     """Worker processes on the CPU for calls of up to 8 ranks."""

@@ -46,7 +46,7 @@ def lesson(
     from benchmarks.lesson.made import make
     from benchmarks.lesson.picture import picture as draw
     from benchmarks.problems import words
-    from contract.axes import one_axis, parse_axes
+    from contract.axes import AXES_OF_BLOCKS, one_axis, parse_axes
     from contract.problem import Problem
     from shardiff.system import environment, memory
     from shardiff.system.files import check_path, write
@@ -63,6 +63,9 @@ def lesson(
         problem = Problem(batch, width, layers, dtype)
         asked = [] if target == ["none"] else target or ["cpu"]
         axes = parse_axes(mesh, tuple(strategy or ())) if mesh else one_axis((strategy or [""])[0], degree)
+        if of_blocks := [axis.strategy for axis in axes if axis.strategy in AXES_OF_BLOCKS]:
+            reason = f"a lesson shows the strategies of the MLP, and {of_blocks[0]} is a transformer's"
+            raise ValueError(f"{reason}; see docs/transformer.md")
         ranks = prod(axis.size for axis in axes)
         named = [f"cpu:{ranks}" if each == "cpu" else each for each in asked]
         pairs = diff_strategies.plan(strategy or [], "annotated", ranks, mesh, named, problem, **rest)

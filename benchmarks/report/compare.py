@@ -51,6 +51,7 @@ def _check(result: Check) -> Iterator[tuple[str, str, Figure]]:
     for row in result.rows:
         name = f"{row.implementation} {row.strategy}"
         setting = f"mesh {row.mesh}, {row.dtype}, {row.optimizer}, {counted(row.steps, 'step')}"
+        setting += "" if result.settings.model == "mlp" else f", {result.settings.model}"
         yield f"{name}: equal", setting, Figure(int(row.passed), "")
         errors = {"loss": row.loss_error, "gradient": row.grad_error, "parameter": row.param_error}
         for of, error in errors.items():
@@ -60,11 +61,11 @@ def _check(result: Check) -> Iterator[tuple[str, str, Figure]]:
 
 def _diff(result: Diffs) -> Iterator[tuple[str, str, Figure]]:
     for one in result.diffs:
-        name = f"{one.strategy} {one.implementation} {one.target}"
+        name, setting = f"{one.strategy} {one.implementation} {one.target}", str(one.problem or result.settings)
         for side, word in ((one.left, "written"), (one.right, "derived")):
             sent = totals(side.records)["wire_bytes"]["min"]
-            yield f"{name}: wire bytes {word}", str(result.settings), Figure(sent, "bytes")
-        yield f"{name}: unexplained", str(result.settings), Figure(unexplained(one.rows), "")
+            yield f"{name}: wire bytes {word}", setting, Figure(sent, "bytes")
+        yield f"{name}: unexplained", setting, Figure(unexplained(one.rows), "")
 
 
 def _collectives(result: Collectives) -> Iterator[tuple[str, str, Figure]]:

@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks import turns
 from benchmarks.documents import resume
-from benchmarks.problems import sizes, strategies_of, with_experts
+from benchmarks.problems import sizes_of, strategies_of, with_experts
 from benchmarks.steps.numbers import (
     IMPLEMENTATIONS,
     METHOD,
@@ -112,7 +112,7 @@ def plan(
     for implementation in implementations:
         if implementation not in IMPLEMENTATIONS:
             raise ValueError(f"unknown implementation {implementation!r}; known: {', '.join(IMPLEMENTATIONS)}")
-    rest: dict[str, Any] = {"optimizer": optimizer, "device": device}
+    rest: dict[str, Any] = {"optimizer": optimizer, "device": device, "recompute": recompute}
     if meshes:
         if ranks:
             raise ValueError("a mesh says the number of ranks: give --mesh or --ranks, not both")
@@ -167,7 +167,7 @@ def begin(plan: Plan) -> dict[str, Any]:
     document: dict[str, Any] = {"kind": "steps", "schema": 1, "complete": False, "machine": machine.facts()}
     document["method"] = METHOD
     document["settings"] = {
-        **sizes(run.problem),
+        **sizes_of(run),
         "optimizer": run.optimizer,
         "microbatches": max(r.microbatches for r in plan.runs),
         "schedule": plan.runs[-1].schedule,

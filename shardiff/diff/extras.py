@@ -18,6 +18,7 @@ from shardiff.diff.atoms import (
     same_ranks,
     same_work,
 )
+from shardiff.diff.layouts import resharded, run_whole, tokens, ungated, weights
 from shardiff.diff.rings import around_again
 
 REMATERIALIZED = ("rematted_computation", "checkpoint", "remat")
@@ -32,7 +33,7 @@ def extras(found: Match) -> None:
         repeated(found, side, "gathered_again" if side else "kept", is_gather)
         repeated(found, side, "recomputed" if side else "kept", is_recomputed)
         one_by_one(found, side)
-    for explained in (weights, tokens, resharded, global_values):
+    for explained in (weights, tokens, ungated, run_whole, resharded, global_values):
         for side in (1, 0):
             explained(found, side)
 
@@ -178,80 +179,6 @@ def partners_of(found: Match, atom: Atom) -> Iterator[Atom]:
     node = (atom.side, atom.index)
     there = {other for link in found.links if node in link.nodes for other in link.nodes if other[0] != atom.side}
     return (other for other in found.sides[1 - atom.side] if (other.side, other.index) in there)
-
-
-def row_of(found: Match, of: list[Atom], rule: str) -> None:
-    """All that is left of these atoms as one row under a rule."""
-    found.link([(atom, atom.left) for atom in of], [rule], extra=True)
-
-
-def weights(found: Match, side: int) -> None:
-    """Weights that one side gathers, and whose gradients it scatters, where the other exchanges activations.
-
-    Where the other side gathers weights over these ranks too, it does not do one instead of the other.
-    """
-    gathers, others = ([a for a in found.open(s, "all_gather") if a.moves == "parameter"] for s in (side, 1 - side))
-    for first in gathers:
-        if not first.left or any(same_ranks(a, first) for a in others):
-            continue
-        mine = [a for a in gathers if a.left and same_ranks(a, first)]
-        sizes = {a.elements for a in mine}
-        scattered = [
-            a
-            for op in ("reduce_scatter", "all_reduce")
-            for a in found.open(side, op)
-            if a.record.phase == "backward" and a.elements in sizes and same_ranks(a, first) and a.moves != "activation"
-        ]
-        theirs = [
-            a
-            for op in ("all_gather", "reduce_scatter", "all_reduce")
-            for a in found.open(1 - side, op)
-            if same_ranks(a, first) and a.moves not in ("parameter", "gradient")
-            if a.op == "all_gather"
-            or a.elements not in sizes
-            or a.record.phase == "forward"  # else a weight's gradient
-        ]
-        if theirs and (first.record.computation is not None or any(by_compiler(a.record) for a in theirs)):
-            row_of(found, [*mine, *scattered, *theirs], "weight_gathered")
-
-
-def tokens(found: Match, side: int) -> None:
-    """Gathers and scattered sums of `side`, one for each all_to_all of the other over the same ranks in that phase.
-
-    What stands for an exchange moves all tokens where it moved some, so it is no smaller, and of the same kind.
-    """
-    for theirs in found.open(1 - side, "all_to_all"):
-        while theirs.left:
-            mine = [
-                a
-                for op in ("all_gather", "reduce_scatter", "all_reduce")
-                for a in found.open(side, op)
-                if a.record.phase == theirs.record.phase and same_ranks(a, theirs) and by_compiler(a.record)
-                if a.elements >= theirs.elements and kind_of(a.dtype) == kind_of(theirs.dtype)
-                if a.moves not in ("parameter", "gradient")
-            ]
-            if not mine:
-                break
-            largest = max(mine, key=lambda a: a.elements)
-            times = min(largest.left, theirs.left)
-            rules = {"gather_and_scatter"} | (overlooked(largest, theirs) & {"dtype", "more_groups"})
-            found.link([(largest, times), (theirs, times)], rules, extra=True)
-
-
-def resharded(found: Match, side: int) -> None:
-    """Moves between layouts that a compiler inserted: all_to_alls, and gathers over the same ranks beside them."""
-    moves = [a for a in found.open(side, "all_to_all") if by_compiler(a.record)]
-    phases = {a.record.phase for a in moves}
-    gathers = [
-        a
-        for a in found.open(side, "all_gather")
-        if a.record.phase in phases
-        and a.moves is None
-        and by_compiler(a.record)
-        and any(same_ranks(a, b) for b in moves)
-    ]
-    for atom in (*moves, *gathers):
-        found.link([(atom, atom.left)], ["resharded"], extra=True)
 
 
 def global_values(found: Match, side: int) -> None:

@@ -20,8 +20,8 @@ ONE_FOR_ONE = (
     Rewrite("fused_reduce_scatter", "all_reduce", "reduce_scatter"),
     Rewrite("broadcasts_as_gather", "broadcast", "all_gather"),
     Rewrite("broadcasts_as_gather", "all_gather", "broadcast"),
-    Rewrite("gather_by_sum", "all_gather", "all_reduce", anywhere=False),
-    Rewrite("broadcast_by_sum", "broadcast", "all_reduce", anywhere=False),
+    Rewrite("gather_by_sum", "all_gather", "all_reduce", anywhere=False, by_sum=True),
+    Rewrite("broadcast_by_sum", "broadcast", "all_reduce", anywhere=False, by_sum=True),
 )
 
 
@@ -40,6 +40,11 @@ def rewrites(found: Match, sense: Sense) -> None:
         if "collective_permute" in ops[1 - side]:
             rings(found, sense, side)
             one_peer(found, sense, side)
+        for rewrite in ONE_FOR_ONE:
+            ends = (rewrite.left, rewrite.right)
+            if ends[1 - side] == "all_reduce" and ends[side] in ops[side] and ends[side] != "broadcast":
+                if sense.same_phase and "all_reduce" in ops[1 - side]:
+                    mixed(found, sense, side, rewrite)
     for rewrite in ONE_FOR_ONE:
         if rewrite.left in ops[0] and rewrite.right in ops[1] and (sense.same_phase or rewrite.anywhere):
             one_to_one(found, sense, rewrite)
@@ -93,6 +98,21 @@ def halves(found: Match, sense: Sense, side: int) -> None:
 def pair(found: Match, side: int, mine: Sequence[Atom], theirs: Sequence[Atom], rules: Sequence[str]) -> None:
     """`Match.pair` with `mine` on this side."""
     found.pair(*((mine, theirs) if side == 0 else (theirs, mine)), rules)
+
+
+def mixed(found: Match, sense: Sense, side: int, rewrite: Rewrite) -> None:
+    """One flat collective of `side`, for which several of its op and some all_reduces stand, as for short vectors."""
+    op = (rewrite.left, rewrite.right)[side]
+    for one in found.open(side, op):
+        several = [
+            atom
+            for kind in (op, "all_reduce")
+            for atom in found.open(1 - side, kind)
+            if sense.kind(atom) == sense.kind(one) and same_ranks(atom, one) and same_work(atom, one)
+        ]
+        chosen = [several[i] for i in found.subset(cumulative(map(sense.amount, several)), sense.amount(one))]
+        if {atom.op for atom in chosen} == {op, "all_reduce"} and len(one.shape or ()) < 2:
+            pair(found, side, [one], chosen, [rewrite.rule])
 
 
 def joined_axes(found: Match, sense: Sense, side: int) -> None:

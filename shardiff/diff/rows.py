@@ -15,6 +15,7 @@ from typing import Any
 from shardiff.diff.alignment import Link, Match, Node, identical, match, one_to_one, other_ranks, regrouped, sums
 from shardiff.diff.atoms import Atom, Sense, rides_in_a_loop
 from shardiff.diff.extras import extras
+from shardiff.diff.layouts import early_sums
 from shardiff.diff.rewrites import rewrites
 from shardiff.diff.rules import WHY, sentence
 from shardiff.record import Executions, Record, step_bytes
@@ -22,7 +23,9 @@ from shardiff.record import Executions, Record, step_bytes
 UNEXPLAINED = frozenset(("other_ranks",))  # rules that say what is different, not that it is equal
 FEWER = frozenset(("recomposed_all_reduce", "joined_axes", "reduced_before_scattered", "ring"))
 MORE = frozenset(("decomposed_all_reduce", "joined_axes", "reduced_before_scattered", "ring"))
-SUITS_ITSELF = frozenset(("regrouped", "weight_gathered", "gather_and_scatter", "resharded"))
+SUITS_ITSELF = frozenset(
+    ("regrouped", "weight_gathered", "gather_and_scatter", "resharded", "summed_early", "run_whole")
+)
 SAME = "the same op, ranks, type and bytes"
 
 
@@ -81,6 +84,9 @@ def align(
         for sense in senses:
             one_to_one(found, sense, exact_edges=True)
             one_to_one(found, sense)
+            if same_phase and sense.same_type:
+                for phase in ("forward", "backward"):
+                    early_sums(found, phase)  # before they are taken for several that were combined
             sums(found, sense)
             regrouped(found, sense)
         for sense in senses:

@@ -25,6 +25,9 @@ WHY = {
     "gather_and_scatter": "every rank gathers all tokens, or scatters its sums, rather than exchange with an "
     "all_to_all only what the others need: the same values, for more bytes",
     "weight_gathered": "the weights are gathered to where the activations are, rather than activations exchanged",
+    "summed_early": "the sum over the ranks is taken before a linear operation instead of after it: the same values, "
+    "for more bytes; a gradient that is computed from them then needs no sum",
+    "run_whole": "the compiler does not split this operation, so every rank gathers its input and computes all of it",
     "resharded": "two operations want the same tensor in different layouts, so it is moved from one to the other; no "
     "line of the program asks for that",
     "combined": "several collectives became one, operand by operand: the same bytes, and the latency is paid once",

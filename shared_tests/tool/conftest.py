@@ -1,4 +1,4 @@
-"""For commands with bad input: a directory with every kind of file, and commands that measure nothing."""
+"""For commands: a directory with every kind of file, and runs without any error."""
 
 from __future__ import annotations
 
@@ -7,31 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import commands
-from benchmarks import diff as diff_command
-from benchmarks.bubbles import command as bubbles_command
-from benchmarks.collectives import command as collectives_command
-from benchmarks.report import command as report_command
-from benchmarks.steps import command as steps_command
-from shardiff.cli import trace as trace_script
+from benchmarks import check
 from shardiff.system import inputs
 
 
-@pytest.fixture(scope="module")
-def nothing_starts():
-    """Replaces everything after validation by a function that prints a word and returns status 0."""
+@pytest.fixture
+def ideal_runs(monkeypatch):
+    """Replace every run of a check by one without any error; returns the list of those asked for."""
+    from shared_tests.proof.test_proof import ideal
 
-    def started(*_, **__):
-        print("started")
-        return 0
+    asked = []
 
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (collectives_command, steps_command, bubbles_command, report_command):
-            patch.setattr(module, "answer", started)
-        patch.setattr(commands, "answer_check", started)
-        patch.setattr(diff_command, "answer_diff", started)
-        patch.setattr(trace_script, "show", started)
-        yield
+    def execute(run):
+        asked.append(run)
+        return ideal(run)
+
+    monkeypatch.setattr(check, "executor", lambda runs, timeout, stack: execute)
+    return asked
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import memory_limit
-from contract.axes import STRATEGIES, one_axis
+from contract.axes import ON_AXES, one_axis
 from contract.problem import Problem
 from contract.strategy import Run
 from shardiff.cli import main as cli
@@ -46,6 +46,10 @@ NAMES += [
     "[/]",
     "interleaved",
     "zb_v",
+    "transformer",
+    "ring_attention",
+    "expert_parallel",
+    "block",
 ]
 NAMES += [
     "cpu:8",
@@ -75,12 +79,13 @@ PATHS += [
     "~",
 ]
 VALUES = {"number": NUMBERS, "name": NAMES, "size": SIZES, "path": PATHS}
+OF_PROBLEM = "batch,width,layers,sequence,heads,ff,experts,top-k,capacity-factor"
 OPTIONS = {
-    "check": "name:implementation,strategy,mesh,dtype,optimizer,device,schedule,reshard "
-    "number:degree,steps,batch,width,layers,microbatches,chunks,timeout flag:json",
+    "check": "name:implementation,strategy,mesh,dtype,optimizer,device,schedule,reshard,recompute,model "
+    f"number:degree,steps,microbatches,chunks,timeout,{OF_PROBLEM} flag:json",
     "diff": "name:target,left-target,right-target,implementation,mesh,left-mesh,right-mesh,precision,fail-on,dtype,"
-    "schedule,reshard,spelling number:degree,nproc,step,batch,width,layers,microbatches,chunks,"
-    "timeout path:picture flag:json",
+    f"schedule,reshard,recompute,spelling,model number:degree,nproc,step,microbatches,chunks,timeout,{OF_PROBLEM} "
+    "path:picture flag:json",
     "lesson": "name:mesh,target,reshard,dtype number:degree,batch,width,layers,microbatches,timeout "
     "path:output,picture flag:json",
     "hlo": "flag:json",
@@ -91,15 +96,15 @@ OPTIONS = {
     "compile": "name:target,mesh,fail-on path:baseline flag:json,update-baseline",
     "bench collectives": "name:op,implementation,device number:ranks,iterations,budget,timeout size:size,min,max "
     "path:output,picture flag:bare,json,resume,wire",
-    "bench steps": "name:strategy,mesh,implementation,dtype,optimizer,device,schedule,reshard "
-    "number:ranks,iterations,rounds,batch,width,layers,microbatches,chunks,speed-batch,timeout "
+    "bench steps": "name:strategy,mesh,implementation,dtype,optimizer,device,schedule,reshard,recompute,model "
+    f"number:ranks,iterations,rounds,microbatches,chunks,speed-batch,timeout,{OF_PROBLEM} "
     "path:output,picture flag:json,resume",
     "bench bubbles": "name:implementation,dtype,device,schedule number:stages,microbatches,chunks,iterations,batch,"
     "width,layers,timeout,paced-seconds path:output,picture,trace flag:json,resume,paced",
 }
 ARGUMENTS = {
-    "lesson": NAMES + list(STRATEGIES),
-    "diff": NAMES + list(STRATEGIES) + PATHS,
+    "lesson": NAMES + list(ON_AXES),
+    "diff": NAMES + list(ON_AXES) + PATHS,
     "hlo": PATHS,
     "report": PATHS,
     "trace": PATHS,
@@ -147,6 +152,10 @@ def test_every_option_of_every_command_is_tried():
 
 HUGE = {
     "check --width 100000000": "batch 128, width 100000000, 4 layers, float32 needs at least 3.2e+06 TB of memory",
+    "check --model transformer --sequence 100000": "needs at least 51.2 TB of memory",
+    "check --model transformer --strategy data_parallel --batch 1000000000": "needs",
+    "diff sequence_parallel --model transformer --ff 100000000": "needs",
+    "check --model transformer --experts 4 --sequence 9" + "0" * 4000: "needs at least 1e+18 TB of memory",
     "check --layers 1000000000 --width 1 --strategy data_parallel": "needs",
     "check --batch 1000000000000 --strategy data_parallel --implementation torch": "needs",
     "check --degree 1000 --batch 1000 --strategy data_parallel": "torch runs 250 ranks at most on one machine",

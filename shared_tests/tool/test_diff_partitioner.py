@@ -1,0 +1,75 @@
+"""Rules for what goes around rings, and for where a partitioner sums, gathers, and splits; each with lookalikes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardiff.diff.rows import align, unexplained
+from shared_tests.tool.diff_records import derived, only_row, permute, rec
+
+RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
+BACK = [(b, a) for a, b in RING]
+AROUND = [permute(16, RING) for _ in range(3)]  # forward, n - 1 times
+AGAIN = [permute(16, RING, "backward") for _ in range(3 + 4)]
+HOME = [permute(8, BACK, "backward") for _ in range(2 * 3)]
+
+
+def test_what_goes_around_a_ring_is_kept_and_its_gradients_go_back_the_way_it_came():
+    rows = align([*AROUND, *AGAIN], [*AROUND, *HOME])
+    assert unexplained(rows) == 0 and [row.rules for row in rows] == [(), (), (), ("homeward", "kept")]
+    assert rows[-1].bytes == {"left": 7 * 16, "right": 6 * 8}
+    rows = align([*AROUND, *HOME], [*AROUND, *AGAIN])
+    assert [row.rules for row in rows] == [(), (), (), ("sent_again", "homeward")]
+    two = [permute(16, [(0, 1), (1, 0)], phase) for phase in ("forward", "backward", "backward", "backward")]
+    rows = align(two, [two[0], *[permute(8, [(1, 0), (0, 1)], "backward")] * 2])
+    assert unexplained(rows) == 0 and sum(row.bytes["left"] for row in rows) == 4 * 16
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ([*AROUND, *AGAIN[1:]], [*AROUND, *HOME]),  # one step of the way home is missing
+        ([*AROUND, *AGAIN], [*AROUND, *HOME[1:]]),
+        ([*AROUND, *AGAIN], [*AROUND[1:], *HOME]),
+        ([*AROUND, *AGAIN], AROUND),  # no gradients
+        ([permute(16, RING[:3])] * 3 + [permute(16, RING[:3], "backward")] * 7, [*AROUND, *HOME]),  # no ring
+    ],
+    ids=range(5),
+)
+def test_what_goes_around_a_ring_must_come_home(left, right):
+    assert unexplained(align(left, right)) > 0
+
+
+def test_a_sum_may_be_taken_before_a_linear_operation():
+    sums = [rec("all_reduce", 64, "forward") for _ in range(2)]
+    early = [replace(derived(rec("all_reduce", 128, "forward")), shape=(2, 4, 4)) for _ in range(2)]
+    router = rec("all_reduce", 32, moves="gradient")
+    rows = align([*sums, router], early)  # two of 64 bytes are not combined into one of 128
+    assert unexplained(rows) == 0 and {row.rules for row in rows} == {("summed_early",)}
+    assert [(len(row.left), len(row.right)) for row in rows] == [(2, 1), (1, 1)], "the router's is beside the first"
+    for few in (early[:1], [early[0], replace(early[1], detail="jvp()/psum")]):
+        rows = align(sums, few)
+        assert not any("summed_early" in row.rules for row in rows)
+    smaller = replace(early[0], payload_bytes=32, wire_bytes=48)
+    assert unexplained(align(sums[:1], [smaller])) == 2
+    assert unexplained(align([router], [])) == 1, "no sum is missing without a reason"
+
+
+def test_what_a_compiler_does_not_split_runs_whole():
+    whole = derived(rec("all_gather", 64, "forward"), "jvp()/top_k")
+    assert [(row.verdict, row.rules) for row in align([], [whole])] == [("rewritten", ("run_whole",))]
+    for other in (derived(rec("all_gather", 64, "forward")), replace(whole, moves="parameter"), rec("all_gather", 64)):
+        assert unexplained(align([], [other])) == 1
+
+
+def test_short_vectors_of_a_flat_buffer_are_gathered_by_sums():
+    right = [rec("all_gather", 64, "forward"), rec("all_gather", 32, "forward"), rec("all_reduce", 4, "forward")]
+    row = only_row([rec("all_gather", 100, "forward")], right)
+    assert row.rules == ("gather_by_sum", "split")
+    row = only_row([rec("reduce_scatter", 100)], [rec("reduce_scatter", 96), rec("all_reduce", 4)])
+    assert row.rules == ("unfused_reduce_scatter", "split")
+    row = only_row([rec("reduce_scatter", 96), rec("all_reduce", 4)], [rec("reduce_scatter", 100)])
+    assert row.rules == ("fused_reduce_scatter", "combined")
+    assert unexplained(align([rec("all_gather", 100, "forward")], right[:2])) > 0
