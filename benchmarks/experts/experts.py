@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.documents.figures import adjacent_ratios, over_ranks, spread
 from benchmarks.experts.skewed import SPARSE
 from benchmarks.pools import workers
-from benchmarks.problems import sizes
+from benchmarks.problems import sizes_of
 from benchmarks.steps.numbers import GRADIENTS
 from contract.axes import one_axis
 from contract.strategy import Run
@@ -86,7 +86,8 @@ def measure(
     starting: Callable[[str], object] = lambda what: None,
 ) -> dict[str, Any]:
     """The document. Raises WorkerError if a rank fails."""
-    settings = {**sizes(plan.problem), "iterations": plan.iterations, "device": plan.device}
+    run = Run("torch", (), plan.problem, microbatches=1)
+    settings = {**sizes_of(run), "iterations": plan.iterations, "device": plan.device}
     document: dict[str, Any] = {"kind": "experts", "schema": 1, "complete": False, "machine": machine.facts()}
     document |= {"method": METHOD, "settings": settings, "runs": [], "rows": [], "failures": []}
     for n in plan.ranks:
