@@ -23,6 +23,7 @@ def parts(checked: Sequence[Row], columns: int) -> Iterator[RenderableType]:
     yield table(checked, columns)
     yield from summary(checked)
     yield setting(checked)
+    yield from left_out(checked)
     yield machine.summary(machine.facts())
 
 
@@ -63,7 +64,7 @@ def summary(checked: Sequence[Row]) -> list[str]:
 
 
 def setting(checked: Sequence[Row]) -> str:
-    """The settings that all runs of a check share, and what is left out because no annotation expresses it."""
+    """The settings that all runs of a check share."""
     runs = [row.run for row in checked]
     most = max(runs, key=experts_of)
     least = min(runs, key=experts_of)
@@ -77,12 +78,16 @@ def setting(checked: Sequence[Row]) -> str:
     if any("pipeline_parallel" in run.strategies for run in runs):
         text += f"; pipeline_parallel in {runs[0].microbatches} microbatches"
         if runs[0].schedule != "gpipe":
-            text += (
-                f", schedule {runs[0].schedule}. Annotations can express GPipe's order only, so annotated is left out"
-            )
-    if any("ring_attention" in run.strategies for run in runs):
-        text += ". No annotation derives a ring, so ring_attention is not among the annotated ones"
+            text += f", schedule {runs[0].schedule}"
     return text
+
+
+def left_out(checked: Sequence[Row]) -> Iterator[str]:
+    """What no annotation expresses, a line each."""
+    if any(row.run.schedule != "gpipe" for row in checked):
+        yield "Annotations can express GPipe's order only, so annotated is left out"
+    if any("ring_attention" in row.run.strategies for row in checked):
+        yield "No annotation derives a ring, so ring_attention is not among the annotated ones"
 
 
 def experts_of(run: Run) -> int:

@@ -15,6 +15,7 @@ import typer
 from benchmarks.bubbles.command import bubbles
 from benchmarks.collectives.command import collectives
 from benchmarks.diff import diff
+from benchmarks.experts.command import experts
 from benchmarks.lesson.command import lesson
 from benchmarks.options import (
     CHUNKS,
@@ -164,3 +165,4 @@ bench = typer.Typer(
 bench.command()(collectives)
 bench.command()(steps)
 bench.command()(bubbles)
+bench.command()(experts)

@@ -94,8 +94,8 @@ def diff(
         str,
         typer.Option(
             metavar="NAME",
-            help="How fully_sharded is annotated: best, or naive, which states how the parameters are split and "
-            "nothing else.",
+            help="How fully_sharded is annotated (and of a transformer tensor, sequence and expert parallel): best, or "
+            "naive, which states how the parameters are split, and little else.",
         ),
     ] = "best",
     dtype: Annotated[str, DTYPE] = "float32",

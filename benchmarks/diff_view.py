@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,9 +113,8 @@ def picture(diffs: Sequence[StrategyDiff], path: Path) -> None:
     axes.set_xlim(left=0)
     axes.spines[["top", "right"]].set_visible(False)
     run = diffs[0].run
-    axes.set_title(
-        f"{run.strategy}: written in torch, derived by XLA from {run.implementation} JAX\n{words_of(run)}", loc="left"
-    )
+    what = f"{run.strategy}: written in torch, derived by XLA from {run.implementation} JAX"
+    axes.set_title(f"{what}\n{textwrap.fill(words_of(run), 90)}", loc="left")
     legend = [Patch(facecolor=colour, label=op) for op, colour in used.items()]
     legend.append(Patch(facecolor="#bbbbbb", edgecolor="white", hatch="///", label="in the backward pass"))
     figure.legend(handles=legend, loc="outside lower center", ncols=4, frameon=False)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -67,8 +68,13 @@ def typed(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def takes_problem(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of `problem_of`, whose result it gets as its parameter `problem`."""
+def takes_problem(
+    command: Callable[..., None], of_mlp: Mapping[str, int] = MappingProxyType({})
+) -> Callable[..., None]:
+    """A command with the options of `problem_of`, whose result it gets as its parameter `problem`.
+
+    of_mlp: the command's own defaults of the MLP's sizes.
+    """
     options = parameters(problem_of)
     own = parameters(command)
     del own["problem"]
@@ -76,6 +82,8 @@ def takes_problem(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def with_options(**given: Any) -> None:
         asked = {name: given.pop(name) for name in options}
+        if asked["model"] == "mlp":
+            asked |= {name: default for name, default in of_mlp.items() if asked[name] is None}
         try:
             problem = problem_of(**asked)
         except ValueError as error:

@@ -12,7 +12,7 @@ changes nothing:
     gradients(layer, mesh)          a layer's gradients as they are held, made from this rank's part of their sum
     own(layer, mesh)                what this rank updates of a layer's parameters or gradients
     whole(layer, mesh)              a layer's parameters, made from what every rank has updated
-    forward(params, x, mesh)        what the layers compute, for a strategy that cuts inside a layer
+    forward(params, x, mesh)        what the layers compute, for a strategy that cuts inside a layer of the MLP
     enter(x, mesh)                  in a block of a transformer: the normalized input of a layer
     leave(y, mesh)                  the output of a layer, before it is added to the residual stream
     attend(q, k, v, local, mesh)    attention; local: of queries to keys that are on one rank
@@ -21,10 +21,12 @@ changes nothing:
     execute(...)                    the order of execution, for a strategy that runs layers on different ranks
     total(share, mesh)              sums this axis's shares of the loss
 
-In torch_impl these are functions that every rank runs on its shards. In jax_impl/shard_map the two cuts are
-PartitionSpecs, as data. In jax_impl/annotated a strategy is RULES alone. `compose.py` of each framework makes one
-training step of several strategies. Innermost is who cuts nearest to the computation (`DEPTH` in contract.strategies);
-among equals, the inner axis of the mesh.
+In torch_impl these are functions that every rank runs on its shards. In jax_impl/shard_map they take no mesh, and the
+two cuts are PartitionSpecs, as data; `arranged(batch, n)` first puts the global batch in the order in which ranks have
+its parts, where that is not the usual one. In jax_impl/annotated a strategy is RULES, and ACTIVATIONS says that they
+hold for activations too (NAIVE: which ones in the naive spelling). `compose.py` of each framework makes one training
+step of several strategies. Innermost is who cuts nearest to the computation (`DEPTH` in contract.strategies); among
+equals, the inner axis of the mesh.
 """
 
 from __future__ import annotations

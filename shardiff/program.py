@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,16 @@ HTML = """<p>{{ heading }}</p>
 {% for cell in row %}<td style="text-align: {{ side[loop.index0] }}">{{ cell }}</td>{% endfor %}
 </tr>
 {% endfor %}</table>{% endif %}"""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank takes part in: calls, their payload, and the bytes that it must send."""
+
+    rank: int
+    calls: int
+    payload_bytes: int
+    wire_bytes: int
 
 
 @dataclass(frozen=True)
@@ -49,12 +59,15 @@ class Program:
 
     @property
     def payload_bytes(self) -> int:
-        """Payload of one step; where a loop's trips are unknown, the least, and at least one."""
+        """Payload of all records in one step; where a loop's trips are unknown, the least, and at least one."""
         return sum(record.payload_bytes * record.times for record in self.records)
 
     @property
     def wire_bytes(self) -> int:
-        """What a rank must send in one step; where a loop's trips are unknown, the least, and at least one."""
+        """What a rank must send in one step that takes part in all records, so a sum where ranks do different things.
+
+        Where a loop's trips are unknown, the least, and at least one.
+        """
         return step_bytes(self.records)
 
     @property
@@ -80,19 +93,34 @@ class Program:
         return Environment(autoescape=True).from_string(HTML).render(heading=heading, columns=columns, rows=rows)
 
     def _told(self) -> tuple[str, list[tuple[str, ...]]]:
-        """The totals in a line, and a table of calls and bytes by phase, op and axis with its heading first."""
+        """The totals in a line, and a table of calls and bytes by phase, op and axis with its heading first.
+
+        What "a rank sends" is what all ranks send, or where they differ, as the stages of a pipeline do, the most that
+        one of them does.
+        """
         kinds: dict[tuple[str, str, str], list[Record]] = {}
         for record in sorted(self.records, key=lambda record: PHASES.index(record.phase)):
             kinds.setdefault((record.phase, record.op, record.axis or ""), []).append(record)
-        table: list[tuple[str, ...]] = [("phase", "op", "axis", "calls", "payload", "a rank sends")]
+        most, least = self._extremes()
+        differ = most != least
+        table: list[tuple[str, ...]] = [
+            ("phase", "op", "axis", "calls", "payload", "a rank sends at most" if differ else "a rank sends")
+        ]
         for kind, records in kinds.items():
             part = replace(self, records=tuple(records), segments={})
-            table.append((*kind, str(sum(part.counts().values())), size(part.payload_bytes), size(part.wire_bytes)))
+            sent = size(part._extremes()[0])
+            table.append((*kind, str(sum(part.counts().values())), size(part.payload_bytes), sent))
         calls = sum(self.counts().values())
         name = f"{self.label or 'a program'}{f' ({self.mesh})' if self.mesh else ''}"
-        sent = f"{size(self.payload_bytes)} payload, a rank sends {size(self.wire_bytes)}"
+        amount = f"between {size(least)} and {size(most)}" if differ else size(most)
+        sent = f"{size(self.payload_bytes)} payload, a rank sends {amount}"
         sums = f"{calls:,} call{'s' * (calls != 1)}, {sent}"
         return f"{name}: {sums if self.records else 'no communication'}", table
+
+    def _extremes(self) -> tuple[int, int]:
+        """The most and the least that a rank sends; where it is not known who takes part, the sum of all records."""
+        sent = [share.wire_bytes for share in by_rank(self.records)] or [self.wire_bytes]
+        return max(sent), min(sent)
 
     def counts(self) -> dict[str, int]:
         """Op -> calls in one step."""
@@ -152,3 +180,24 @@ class Program:
         ranks = Mesh(tuple(mesh.items())) if mesh else None
         parts = {name: Program.from_json(part) for name, part in segments.items()}
         return Program(records, str(fields.get("label") or ""), ranks, memory, parts)
+
+
+def by_rank(records: Sequence[Record]) -> list[Share]:
+    """The share of every rank that takes part in something, where that is known of all records; else none.
+
+    A message counts for its sender. Sums over all records count more where ranks do different things, as the stages of
+    a pipeline do, or groups that reduce different amounts.
+    """
+    shares: dict[int, list[int]] = {}
+    for r in records:
+        if r.edges is not None:
+            members = [source for source, _ in r.edges]
+        elif r.groups:
+            members = [rank for group in r.groups for rank in group]
+        else:
+            return []
+        for rank in members:
+            share = shares.setdefault(rank, [0, 0, 0])
+            for i, amount in enumerate((1, r.payload_bytes, r.wire_bytes)):
+                share[i] += r.times * amount
+    return [Share(rank, *share) for rank, share in sorted(shares.items())]

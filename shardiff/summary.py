@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardiff.program import Share, by_rank
 from shardiff.record import PHASES, Record
 from shardiff.system.words import size
 
@@ -37,16 +38,6 @@ class Kind:
     detail: str
     calls: int
     payload_bytes: int
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one rank takes part in: calls, their payload, and the bytes that it must send."""
-
-    rank: int
-    calls: int
-    payload_bytes: int
-    wire_bytes: int
 
 
 @dataclass(frozen=True)
@@ -103,27 +94,6 @@ def summarize(records: Iterable[Record]) -> Summary:
         max(shares, key=lambda share: (share.wire_bytes, -share.rank), default=None),
         min(shares, key=lambda share: (share.wire_bytes, share.rank), default=None),
     )
-
-
-def by_rank(records: Sequence[Record]) -> list[Share]:
-    """The share of every rank that takes part in something, where that is known of all records; else none.
-
-    A message counts for its sender. Sums over all records count more where ranks do different things, as the stages of
-    a pipeline do, or groups that reduce different amounts.
-    """
-    shares: dict[int, list[int]] = {}
-    for r in records:
-        if r.edges is not None:
-            members = [source for source, _ in r.edges]
-        elif r.groups:
-            members = [rank for group in r.groups for rank in group]
-        else:
-            return []
-        for rank in members:
-            share = shares.setdefault(rank, [0, 0, 0])
-            for i, amount in enumerate((1, r.payload_bytes, r.wire_bytes)):
-                share[i] += times(r) * amount
-    return [Share(rank, *share) for rank, share in sorted(shares.items())]
 
 
 def folded(detail: str | None) -> str:

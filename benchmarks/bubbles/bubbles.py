@@ -24,7 +24,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from benchmarks.bubbles.plan import Plan
 from benchmarks.documents import resume
 from benchmarks.documents.figures import adjacent_ratios, over_ranks, spread
 from benchmarks.pools import workers
+from benchmarks.problems import sizes
 from contract.layout import schedule_of
 from contract.memory import memory
 from contract.schedule import make
@@ -66,7 +66,7 @@ def begin(plan: Plan) -> dict[str, Any]:
         "machine": machine.facts(),
         "method": METHOD,
         "settings": {
-            **asdict(plan.runs[0].problem),
+            **sizes(plan.runs[0].problem),
             "iterations": plan.iterations,
             "device": plan.device,
             "paced_seconds": plan.paced_seconds,

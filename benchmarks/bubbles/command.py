@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.options import CHUNKS, DEVICE, DTYPE, JSON, LAYERS, OUTPUT, RESUME, WIDTH
+from benchmarks.options import CHUNKS, DEVICE, DTYPE, JSON, OUTPUT, RESUME
+from benchmarks.problem_options import takes_problem
 from shardiff.cli.answers import TIMEOUT, refuse, repeatable
 
 if TYPE_CHECKING:
     from benchmarks.bubbles.plan import Plan
+    from contract.problem import Problem
+
+LARGE = {"batch": 2048, "width": 2048, "layers": 16}  # an MLP whose passes take much longer than what is sent
 
 
+@partial(takes_problem, of_mlp=LARGE)
 def bubbles(
+    problem: Problem,
     stages: Annotated[
         list[int] | None, repeatable("P", "Number of stages, one process each. Default: 2 and 4.")
     ] = None,
@@ -28,9 +36,6 @@ def bubbles(
         list[str] | None, repeatable("NAME", "torch, shard_map or annotated. Default: all three.")
     ] = None,
     iterations: Annotated[int, typer.Option(metavar="N", help="Timed steps of each pipeline.")] = 6,
-    batch: Annotated[int, typer.Option(metavar="N", help="Samples in a step.")] = 2048,
-    width: Annotated[int, WIDTH] = 2048,
-    layers: Annotated[int, LAYERS] = 16,
     dtype: Annotated[str, DTYPE] = "float32",
     paced: Annotated[
         bool,
@@ -53,12 +58,14 @@ def bubbles(
     resume: Annotated[bool, RESUME] = False,
     json: Annotated[bool, JSON] = False,
 ) -> None:
-    """Measure the bubble of a pipeline in every schedule, and the activations it keeps, beside the closed forms."""
+    """Measure the bubble of a pipeline in every schedule, and the activations it keeps, beside the closed forms.
+
+    The MLP is larger here unless its sizes are given: batch 2048, width 2048, 16 layers.
+    """
     from benchmarks import bench, memory_limit
     from benchmarks.bubbles import bubbles as measuring
     from benchmarks.bubbles import plan as planning
     from benchmarks.problems import words
-    from contract.problem import Problem
     from shardiff.system import environment, memory
     from shardiff.system.files import check_path
 
@@ -67,7 +74,7 @@ def bubbles(
             stages or (2, 4),
             microbatches or (8,),
             implementation or measuring.IMPLEMENTATIONS,
-            Problem(batch, width, layers, dtype),
+            replace(problem, dtype=dtype),
             iterations=iterations,
             device=device,
             timeout=timeout,

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from benchmarks.flops import products_of_forward
 from contract.axes import one_axis
 from contract.problem import Problem
 from contract.schedule import SCHEDULES, num_chunks, unfit
 from contract.strategy import Run
+from contract.transformer import Transformer
 from shardiff.system import machine
 
 PACED_SECONDS = 0.4  # a hundred times what the host needs from one pass to the next
@@ -34,8 +36,7 @@ class Plan:
         `paced_seconds`; None where every stage has a core or a GPU of its own."""
         if run.world_size <= self.on_their_own:
             return None
-        rows = run.problem.batch / run.microbatches
-        return 2 * rows * run.problem.width**2 * run.problem.layers / run.world_size / self.paced_seconds
+        return products_of_forward(run.problem) / run.microbatches / run.world_size / self.paced_seconds
 
 
 def plan(
@@ -72,7 +73,7 @@ def plan(
         too_few = p <= problem.layers < p * num_chunks(name, chunks)
         if not schedules and m >= 1 and (too_few or unfit(name, p, m, chunks)):
             continue
-        small = replace(problem, batch=max(problem.batch // SMALLER, m), width=max(problem.width // SMALLER, 1))
+        small = smaller(problem, m)
         order: dict[str, Any] = {"microbatches": m, "schedule": name, "chunks": chunks, "device": device}
         for implementation in implementations:
             as_it_is = p <= alone or on_gpus or implementation != "torch"
@@ -88,3 +89,12 @@ def plan(
         raise ValueError(f"{skipped[0][1]}, which is no bubble; at most {have} stages can be measured here")
     once = tuple(dict.fromkeys(skipped))
     return Plan(tuple(kept), once, iterations, "cuda" if on_gpus else "cpu", timeout, alone, paced_seconds)
+
+
+def smaller(problem: Problem, microbatches: int) -> Problem:
+    """The problem of a paced run."""
+    batch, width = max(problem.batch // SMALLER, microbatches), max(problem.width // SMALLER, 1)
+    if not isinstance(problem, Transformer):
+        return replace(problem, batch=batch, width=width)
+    width = max(width // problem.heads, 1) * problem.heads
+    return replace(problem, batch=batch, width=width, ff=max(problem.ff // SMALLER, 1))

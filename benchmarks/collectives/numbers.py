@@ -12,7 +12,7 @@ from benchmarks.documents.collectives import OPS
 from shardiff.record import wire_factor
 
 FLAT = 0.10  # busbw counts as flat if it changes by less
-ENOUGH = 5  # sizes: to fewer, two parameters fit so well that the misfit says nothing
+ENOUGH = 5  # sizes: to fewer, two parameters fit so well that nothing is known of their error
 
 Row = dict[str, Any]
 
@@ -90,16 +90,14 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float 
 
 
 def fits(measured: Sequence[Row]) -> list[dict[str, Any]]:
-    """alpha_s and beta of the medians, for each implementation, op, world size and mode with three sizes or more.
-
-    The misfit, its median over the sizes and its largest, is null below ENOUGH sizes.
-    """
+    """alpha_s and beta of the medians, for each implementation, op, world size and mode with ENOUGH sizes, and the
+    misfit: its median over the sizes, and the largest."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in measured:
         groups.setdefault((row["implementation"], row["op"], row["ranks"], row["mode"]), []).append(row)
     result = []
     for (implementation, op, ranks, mode), group in groups.items():
-        if len(group) < 3:
+        if len(group) < ENOUGH:
             continue
         alpha, beta, misfit = fit([row["bytes"] for row in group], [row["median_s"] for row in group])
         bus = None if beta is None else beta * float(wire_factor(OPS[op], ranks))
@@ -112,8 +110,8 @@ def fits(measured: Sequence[Row]) -> list[dict[str, Any]]:
                 "alpha_s": alpha,
                 "beta_GBps": None if beta is None else beta / 1e9,
                 "bus_beta_GBps": None if bus is None else bus / 1e9,
-                "relative_error": float(np.median(misfit)) if len(group) >= ENOUGH else None,
-                "largest_relative_error": float(misfit.max()) if len(group) >= ENOUGH else None,
+                "relative_error": float(np.median(misfit)),
+                "largest_relative_error": float(misfit.max()),
             }
         )
     return result

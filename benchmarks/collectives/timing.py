@@ -40,8 +40,9 @@ METHOD = (
     "algbw = S/t of the median; busbw = algbw x factor (nccl-tests, doc/PERFORMANCE.md): all_reduce 2(n-1)/n; "
     "all_gather, reduce_scatter, all_to_all, gather, scatter (n-1)/n; broadcast, reduce, permute 1; one rank 0. "
     "GB = 1e9 bytes. The factor is that of the op asked for, also where another one runs.",
-    "t = alpha + S/beta is fitted to the medians by least absolute relative error. off by: the median of |fit - t|/t "
-    "over the sizes, and the largest; with fewer than five sizes two parameters fit anyhow, and none is told.",
+    "t = alpha + S/beta is fitted to the medians of five sizes or more by least absolute relative error; fewer sizes "
+    "would say nothing about the error of two parameters. off by: the median of |fit - t|/t over the sizes, and the "
+    "largest.",
     "torch calls torch.distributed on buffers that exist; JAX calls a compiled shard_map, which makes its result anew. "
     "SPMD programs have no rooted collectives: runs_as is what the compiled program holds.",
 )

@@ -42,7 +42,8 @@ class Row(Part, frozen=True, kw_only=True):
 
 
 class Fit(Part, frozen=True, kw_only=True):
-    """t = alpha + S/beta; beta is null where time does not grow with size, the misfit where there are few sizes."""
+    """t = alpha + S/beta; beta is null where time does not grow with size. Older results have fits to three sizes too,
+    whose misfit is null."""
 
     implementation: Framework
     op: Op

@@ -18,13 +18,14 @@ from benchmarks.documents.bubbles import Bubbles
 from benchmarks.documents.check import Check
 from benchmarks.documents.collectives import Collectives
 from benchmarks.documents.diff import Diffs
+from benchmarks.documents.experts import Imbalance
 from benchmarks.documents.fields import NAME, Machine, Result
 from benchmarks.documents.gpu import Gpu
 from benchmarks.documents.steps import Steps
 from shardiff.system.files import Document
 from shardiff.system.inputs import NotJson, one_line, read_json
 
-Section = Check | Diffs | Collectives | Steps | Bubbles | Gpu
+Section = Check | Diffs | Collectives | Steps | Bubbles | Imbalance | Gpu
 SECTIONS: dict[str, type[Section]] = {
     "check": Check,
     "diff": Diffs,
@@ -32,7 +33,8 @@ SECTIONS: dict[str, type[Section]] = {
     "steps": Steps,
     "bubbles": Bubbles,
 }
-KINDS: dict[str, type[Section]] = {**SECTIONS, "gpu": Gpu}  # a report shows what `make gpu` has written
+# A report shows what `bench experts` and `make gpu` have written, and does not measure it.
+KINDS: dict[str, type[Section]] = {**SECTIONS, "experts": Imbalance, "gpu": Gpu}
 SCHEMA = 1
 T = TypeVar("T", bound=Result)
 FACTS = tuple(Machine.__struct_fields__)

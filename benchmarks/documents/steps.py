@@ -18,10 +18,13 @@ from benchmarks.documents.fields import (
     Several,
     Sizes,
     Spread,
+    among,
 )
 from benchmarks.words import counted
 from contract.axes import ALL_AXES
+from contract.strategy import RECOMPUTE
 
+Recompute = Annotated[str, among(RECOMPUTE)]
 Strategy = Annotated[str, Meta(pattern=rf"^(?:{'|'.join(ALL_AXES)})(?: x (?:{'|'.join(ALL_AXES)}))*\Z")]
 
 
@@ -67,11 +70,15 @@ class Work(Part, frozen=True, kw_only=True):
 
 
 class OnMesh(Part, frozen=True, kw_only=True):
-    """What ran on which ranks: `data_parallel` on `dp=4`. mesh is empty in older results, which have one axis."""
+    """What ran on which ranks: `data_parallel` on `dp=4`. mesh is empty in older results, which have one axis.
+
+    experts: of a transformer's block, where only this strategy has some.
+    """
 
     ranks: Several
     strategy: Strategy
     mesh: Annotated[str, Meta(pattern=r"^[\w=,]{0,200}\Z")] = ""
+    experts: Count = 0
 
     @property
     def key(self) -> tuple[str, str]:
@@ -90,8 +97,9 @@ class OnMesh(Part, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """The strategy, with the mesh where that has several axes."""
-        return f"{self.strategy}, {self.mesh}" if "," in self.mesh else self.strategy
+        """The strategy, with the mesh where that has several axes, and the experts where there are some."""
+        title = f"{self.strategy}, {self.mesh}" if "," in self.mesh else self.strategy
+        return f"{title}, {counted(self.experts, 'expert')}" if self.experts else title
 
 
 class Row(OnMesh, frozen=True, kw_only=True):
@@ -111,6 +119,21 @@ class Row(OnMesh, frozen=True, kw_only=True):
     difference: Amount | None
     wire_bytes_compiled: Count | None = None
     work: Work | None = None
+    recompute: Recompute = "none"
+    product_flops: Count | None = None
+    gradient_difference: Amount | None = None
+
+    @property
+    def label(self) -> str:
+        """The contestant: its implementation, and what it recomputes."""
+        return self.implementation if self.recompute == "none" else f"{self.implementation}, {self.recompute}"
+
+
+class LeftOut(OnMesh, frozen=True, kw_only=True):
+    """A library equivalent that could not take part."""
+
+    implementation: Name
+    reason: str
 
 
 class Ratio(OnMesh, frozen=True, kw_only=True):
@@ -155,6 +178,7 @@ class Steps(Result, frozen=True, kw_only=True):
     ratios: list[Ratio]
     single_device: list[Rates]
     failures: list[str]
+    left_out: list[LeftOut] = []
 
     @property
     def holds(self) -> bool:

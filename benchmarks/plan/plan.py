@@ -87,7 +87,7 @@ def with_profile(machine: Machine, path: Path) -> Machine:
         if fit.implementation == "torch" and fit.mode == "per_iteration" and fit.bus_beta_GBps and fit.ranks > 1
     ]
     if not fits:
-        raise ValueError(f"{path}: no fit of torch's collectives; measure three sizes or more, on 2 ranks or more")
+        raise ValueError(f"{path}: no fit of torch's collectives; measure five sizes or more, on 2 ranks or more")
     fastest = max(fit.bus_beta_GBps or 0.0 for fit in fits)
     measured = {
         (OPS[fit.op], fit.ranks): Measured(fit.alpha_s, fastest / (fit.bus_beta_GBps or fastest)) for fit in fits

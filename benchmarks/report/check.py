@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.documents.check import Check
+from benchmarks.documents.check import Check, Settings
 from benchmarks.report.blocks import BAD, GOOD, Block, Cell, Table, Text
 from benchmarks.report.pictures import Draw
 from benchmarks.words import counted
@@ -26,6 +26,12 @@ def summary(result: Check) -> Iterator[str]:
     yield text + "."
 
 
+def sizes(settings: Settings) -> str:
+    """The sizes that all runs of a transformer share, in words."""
+    names = ("batch", "sequence", "width", "heads", "ff", "layers", "recompute")
+    return ", ".join(f"{name} {value}" for name in names if (value := getattr(settings, name)) is not None)
+
+
 def blocks(result: Check, draw: Draw) -> Iterator[Block]:
     columns = ["implementation", "strategy", "mesh", "dtype", "optimizer", "loss", "gradients", "parameters", "verdict"]
     rows = []
@@ -35,6 +41,8 @@ def blocks(result: Check, draw: Draw) -> Iterator[Block]:
         numbers = [Cell("not finite" if error is None else f"{error:.1e}") for error in errors]
         rows.append([*words, *numbers, Cell("equal", GOOD) if row.passed else Cell("DIFFERS", BAD)])
     yield Table(columns, [False] * 5 + [True] * 3 + [False], rows)
+    if result.settings.model != "mlp":
+        yield Text(f"All runs train a {result.settings.model}: {sizes(result.settings)}.")
     limits = ", ".join(f"{limit:g} in {dtype}" for dtype, limit in LIMITS.items())
     steps = counted(max((row.steps for row in result.rows), default=0), "step")
     yield Text(

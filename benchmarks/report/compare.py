@@ -15,6 +15,7 @@ from benchmarks.documents.bubbles import Bubbles
 from benchmarks.documents.check import Check
 from benchmarks.documents.collectives import Collectives
 from benchmarks.documents.diff import Diffs
+from benchmarks.documents.experts import Imbalance
 from benchmarks.documents.fields import Spread
 from benchmarks.documents.gpu import Gpu
 from benchmarks.documents.results_io import Section
@@ -50,6 +51,7 @@ def _check(result: Check) -> Iterator[tuple[str, str, Figure]]:
     for row in result.rows:
         name = f"{row.implementation} {row.strategy}"
         setting = f"mesh {row.mesh}, {row.dtype}, {row.optimizer}, {counted(row.steps, 'step')}"
+        setting += "" if result.settings.model == "mlp" else f", {result.settings.model}"
         yield f"{name}: equal", setting, Figure(int(row.passed), "")
         errors = {"loss": row.loss_error, "gradient": row.grad_error, "parameter": row.param_error}
         for of, error in errors.items():
@@ -59,11 +61,11 @@ def _check(result: Check) -> Iterator[tuple[str, str, Figure]]:
 
 def _diff(result: Diffs) -> Iterator[tuple[str, str, Figure]]:
     for one in result.diffs:
-        name = f"{one.strategy} {one.implementation} {one.target}"
+        name, setting = f"{one.strategy} {one.implementation} {one.target}", str(one.problem or result.settings)
         for side, word in ((one.left, "written"), (one.right, "derived")):
             sent = totals(side.records)["wire_bytes"]["min"]
-            yield f"{name}: wire bytes {word}", str(result.settings), Figure(sent, "bytes")
-        yield f"{name}: unexplained", str(result.settings), Figure(unexplained(one.rows), "")
+            yield f"{name}: wire bytes {word}", setting, Figure(sent, "bytes")
+        yield f"{name}: unexplained", setting, Figure(unexplained(one.rows), "")
 
 
 def _collectives(result: Collectives) -> Iterator[tuple[str, str, Figure]]:
@@ -80,7 +82,7 @@ def _collectives(result: Collectives) -> Iterator[tuple[str, str, Figure]]:
 def _steps(result: Steps) -> Iterator[tuple[str, str, Figure]]:
     setting = f"{result.settings}, {result.settings.optimizer}"
     for row in result.rows:
-        name = f"{row.strategy} {row.implementation} {row.on}"
+        name = f"{row.strategy} {row.label} {row.on}"
         times = {"step": row.step_seconds, "compute": row.compute_seconds, "exposed": row.exposed_seconds}
         for of, time in times.items():
             if time:
@@ -105,6 +107,16 @@ def _bubbles(result: Bubbles) -> Iterator[tuple[str, str, Figure]]:
         yield f"{name}: step", str(result.settings), _spread(row.step_seconds, "s", -1)
 
 
+def _experts(result: Imbalance) -> Iterator[tuple[str, str, Figure]]:
+    for row in result.rows:
+        for name, time in row.contestants.items():
+            yield (
+                f"{name}, skew {row.skew:g}, {counted(row.ranks, 'rank')}",
+                str(result.settings),
+                _spread(time, "s", -1),
+            )
+
+
 def _gpu(result: Gpu) -> Iterator[tuple[str, str, Figure]]:
     for proof in result.proofs:
         model = "" if proof.model == "MLP" else f" {proof.model}"
@@ -124,6 +136,7 @@ _FIGURES: dict[type[Section], Callable[[Any], Iterator[tuple[str, str, Figure]]]
     Collectives: _collectives,
     Steps: _steps,
     Bubbles: _bubbles,
+    Imbalance: _experts,
     Gpu: _gpu,
 }
 

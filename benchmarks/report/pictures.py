@@ -184,7 +184,7 @@ def _memory_panel(axes: Any, ranks: int, rows: Sequence[Row]) -> None:
         axes.annotate(text, (max(totals), y), xytext=(4, 0), textcoords="offset points", va="center", size=8)
         ticks.append(y)
         y += 1
-    axes.set_yticks(ticks, [row.implementation for row in rows], fontsize=8)
+    axes.set_yticks(ticks, [row.label for row in rows], fontsize=8)
     axes.set_ylim(y - 0.4, -0.7)
     axes.set_title(counted(ranks, "rank"), loc="left", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)

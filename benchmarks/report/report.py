@@ -84,7 +84,8 @@ def plan(
         raise ValueError(f"{output}: cannot be written: {reason}")
     for section in sections:
         if section not in (*SECTIONS, *given):
-            raise ValueError(f"the section {section} is what make gpu writes: give its file, --results gpu/gpu.json")
+            writer = {"gpu": "make gpu", "experts": "shardiff bench experts"}[section]
+            raise ValueError(f"the section {section} is what {writer} writes: give its file, --results FILE.json")
     wanted = tuple(one for one in KINDS if (one in sections if sections else one in SECTIONS or one in given))
     return Plan(output, wanted, quick, given, fresh, timeout)
 

@@ -12,10 +12,11 @@ from benchmarks.documents.bubbles import Bubbles
 from benchmarks.documents.check import Check
 from benchmarks.documents.collectives import Collectives
 from benchmarks.documents.diff import Diffs
+from benchmarks.documents.experts import Imbalance
 from benchmarks.documents.gpu import Gpu
 from benchmarks.documents.results_io import Section as Result
 from benchmarks.documents.steps import Steps
-from benchmarks.report import bubbles, check, collectives, diff, gpu, steps
+from benchmarks.report import bubbles, check, collectives, diff, experts, gpu, steps
 from benchmarks.report.blocks import Block, Section, Text
 from benchmarks.report.pictures import Draw, drawn
 
@@ -25,6 +26,7 @@ TITLES: dict[type[Result], str] = {
     Collectives: "Bandwidth of collectives",
     Steps: "Training steps and their memory",
     Bubbles: "The bubble of a pipeline",
+    Imbalance: "Popular experts",
     Gpu: "On a GPU",
 }
 
@@ -59,6 +61,7 @@ _SUMMARIES: dict[type[Result], Callable[[Any], Iterator[str]]] = {
     Collectives: collectives.summary,
     Steps: steps.summary,
     Bubbles: bubbles.summary,
+    Imbalance: experts.summary,
     Gpu: gpu.summary,
 }
 _BLOCKS: dict[type[Result], Callable[[Any, Draw], Iterator[Block]]] = {
@@ -67,5 +70,6 @@ _BLOCKS: dict[type[Result], Callable[[Any, Draw], Iterator[Block]]] = {
     Collectives: collectives.blocks,
     Steps: steps.blocks,
     Bubbles: bubbles.blocks,
+    Imbalance: experts.blocks,
     Gpu: gpu.blocks,
 }

@@ -44,6 +44,8 @@ def blocks(result: Steps, draw: Draw) -> Iterator[Block]:
         text = "Step time of every contestant, split into compute and exposed communication, whiskers at the quartiles"
         yield from draw("steps", text, lambda path: picture.picture(result, path))
     yield from_rich(view.ratio_table(result), "Ratios of step times")
+    if view.recomputed(result):
+        yield from_rich(view.recompute_table(result), "What recomputing costs and saves, over keeping everything")
     if result.single_device:
         yield from_rich(view.rate_table(result), "What a single device reaches of its own rates")
     title = "Step times, memory held and wire bytes"
@@ -54,6 +56,8 @@ def blocks(result: Steps, draw: Draw) -> Iterator[Block]:
         yield Details("Memory by kind", [memory_table(result)])
     if reasons := why.reasons(result):
         yield Details("Where shard_map and annotated differ", [Items([f"{reason}." for reason in reasons])])
+    if lines := list(view.left_out(result)):
+        yield Items([f"{line}." for line in lines])
     yield Text(view.setting(result) + ".", "note")
     yield Details("How it was measured", [Items([f"{name}: {how}." for name, how in result.method.items()])])
 
@@ -66,6 +70,6 @@ def memory_table(result: Steps) -> Table:
         formula = row.memory.closed_form.by_kind() if row.memory.closed_form else dict.fromkeys(KINDS)
         pairs = ([side[kind] for side in (measured, formula)] for kind in KINDS)
         cells = [" / ".join("-" if count is None else size(count) for count in pair) for pair in pairs]
-        rows.append([Cell(cell) for cell in (*row.key, row.implementation, *cells)])
+        rows.append([Cell(cell) for cell in (*row.key, row.label, *cells)])
     columns = ["strategy", "ranks", "implementation", *(kind.replace("_", " ") for kind in KINDS)]
     return Table(columns, [False, True, False] + [True] * len(KINDS), rows, "measured / closed form")

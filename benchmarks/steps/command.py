@@ -15,7 +15,6 @@ from benchmarks.options import (
     JSON,
     MICROBATCHES,
     OUTPUT,
-    RECOMPUTE,
     RESHARD,
     RESUME,
     SCHEDULE,
@@ -52,12 +51,22 @@ def steps(
     schedule: Annotated[str, SCHEDULE] = "gpipe",
     chunks: Annotated[int, CHUNKS] = 2,
     reshard: Annotated[str | None, RESHARD] = None,
-    recompute: Annotated[str, RECOMPUTE] = "none",
+    recompute: Annotated[
+        list[str] | None,
+        repeatable(
+            "NAME",
+            "What a transformer's backward pass computes again: none, block or selective. With several, ours take part "
+            "with each, and the first is what the others are compared with. Default: none.",
+        ),
+    ] = None,
     dtype: Annotated[str, DTYPE] = "float32",
     optimizer: Annotated[str, typer.Option(metavar="NAME", help="sgd or adamw.")] = "adamw",
     speed_batch: Annotated[
         int,
-        typer.Option(metavar="N", help="Batch for comparing a single device with its own matrix-product rate."),
+        typer.Option(
+            metavar="N",
+            help="Batch, of a transformer tokens, for comparing a single device with its own matrix-product rate.",
+        ),
     ] = 2048,
     device: Annotated[str, DEVICE] = "auto",
     timeout: Annotated[float, TIMEOUT] = 30.0,
@@ -93,7 +102,7 @@ def steps(
             speed_batch=speed_batch,
             meshes=mesh or (),
             reshard=reshard_of(reshard),
-            recompute=recompute,
+            recompute=recompute or ("none",),
         )
         check_path("output", output, ".json")
         check_path("picture", picture, ".png")

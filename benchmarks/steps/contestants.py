@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from benchmarks.steps import peers, peers_blocks, peers_sharded
+from benchmarks.steps.numbers import run_of
 from benchmarks.steps.peers import Maker, Step
 from contract.problem import Batch
 from contract.strategy import Run
@@ -50,8 +51,8 @@ class Contestant(NamedTuple):
 
 
 def make(name: str, mesh: DeviceMesh, run: Run, device: torch.device) -> Contestant:
-    """The contestant `name`: "torch" is ours, the others are in MAKERS."""
-    return explicit(mesh, run, device) if name == "torch" else peer(name, mesh, run, device)
+    """The contestant `name`: "torch", also with what it recomputes, is ours; the others are in MAKERS."""
+    return peer(name, mesh, run, device) if name in MAKERS else explicit(mesh, run_of(run, name), device)
 
 
 def explicit(mesh: DeviceMesh, run: Run, device: torch.device) -> Contestant:

@@ -18,7 +18,7 @@ import optax
 
 from benchmarks import profile_jax
 from benchmarks.barrier_jax import barrier
-from benchmarks.steps.numbers import WARM_UP
+from benchmarks.steps.numbers import WARM_UP, run_of
 from contract.problem import Batch, Problem
 from contract.strategy import Run
 from contract.transformer import EPSILON, Transformer
@@ -55,14 +55,13 @@ class State:
 
 
 def prepare(state: State, run: Run, names: list[str]) -> dict[str, str]:
-    """Compile the contestants `names` of one strategy: "shard_map", "annotated" or "jit". All of them can take part."""
+    """Compile the contestants `names` of one strategy: "shard_map", "annotated block", "jit". All can take part."""
     jax.config.update("jax_default_matmul_precision", "highest")
     jax.config.update("jax_enable_x64", run.problem.dtype == "float64")
     state.contestants.clear()
     state.barrier = barrier(jax.devices()[: run.world_size])
     for name in names:
-        made = plain_jit(run) if name == "jit" else sharded(replace(run, implementation=name))
-        state.contestants[name] = made
+        state.contestants[name] = plain_jit(run) if name == "jit" else sharded(run_of(run, name))
     return {}
 
 
@@ -109,7 +108,7 @@ def plain_jit(run: Run) -> Contestant:
 
 
 def plain_model(problem: Problem) -> Callable[[list[Any], jax.Array], jax.Array]:
-    """The model as a user of one device writes it, from what jax.nn has: the MLP, or the transformer without experts."""
+    """The MLP, or the transformer without experts, as a user of one device writes it, from what jax.nn has."""
 
     def mlp(params: list[Any], x: jax.Array) -> jax.Array:
         for w, b in params:
@@ -195,9 +194,9 @@ def distance(these: Any, those: Any) -> float:
 
 
 def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
-    """Seconds of each iteration, taken in turn on one device: the three matrix products of a layer alone, X @ W,
-    X^T @ dY and dY @ W^T; forward and backward pass of single_device; the optimizer's update; a copy of an array of the
-    parameters' size."""
+    """Seconds of each iteration, taken in turn on one device: the three matrix products of each W[D, F] of a layer, or
+    of a block, alone, X @ W, X^T @ dY and dY @ W^T; forward and backward pass of single_device; the optimizer's update;
+    a copy of an array of the parameters' size."""
     jax.config.update("jax_default_matmul_precision", "highest")
     mesh = make_mesh(run, jax.devices()[:1])
     params, batch = train.make_params(mesh, run), train.make_batch(mesh, run, 0)
@@ -205,9 +204,13 @@ def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
     optimizer_state = jax.jit(optimizer.init)(params)
     flat = jnp.concatenate([jnp.ravel(p) for layer in params for p in layer])
 
+    matrices = [p.copy() for layer in params[: run.problem.unit] for p in layer if p.ndim == 2]  # params are donated
+    rows, keys = batch.x[..., 0].size, iter(jax.random.split(jax.random.key(0), 2 * len(matrices)))
+    operands = [(w, *(jax.random.normal(next(keys), (rows, size), w.dtype) for size in w.shape)) for w in matrices]
+
     @jax.jit
-    def products(x: jax.Array, w: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return x @ w, x.T @ dy, dy @ w.T
+    def products(operands: list[tuple[jax.Array, ...]]) -> list[tuple[jax.Array, ...]]:
+        return [(x @ w, x.T @ dy, dy @ w.T) for w, x, dy in operands]
 
     @jax.jit
     def passes(params: Any, batch: Any) -> Any:
@@ -222,7 +225,7 @@ def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
     warmup = min(WARM_UP, iterations)
     for iteration in range(warmup + iterations):
         at = [time.perf_counter()]
-        jax.block_until_ready(products(batch.x, params[0].w, batch.y))
+        jax.block_until_ready(products(operands))
         at.append(time.perf_counter())
         _, grads = jax.block_until_ready(passes(params, batch))
         at.append(time.perf_counter())

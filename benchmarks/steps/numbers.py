@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from benchmarks.documents.figures import Spread, adjacent_ratios, over_ranks, round_ratios, spread
+from benchmarks.flops import products, products_of_layers
 from contract.cost import communication
 from contract.memory import memory
 from contract.optimizer import SLOTS
@@ -39,18 +41,32 @@ CONTEXT = {  # strategy -> what does something else but is used in its place
 
 
 def peers_of(run: Run, framework: str) -> tuple[str, ...]:
-    """The library equivalents of a run, and then what is there for context. A naive pipeline has none.
+    """The library equivalents of a run, and then what is there for context. A naive pipeline and recompute have none.
 
     JAX has one for a single device alone: on several, what a user writes is annotations, which is a side of ours.
     """
     experts = getattr(run.problem, "experts", 0)  # neither jax.nn nor DTensor has any
     if framework == "jax":
         return ("jit",) if run.strategy == "single_device" and not experts else ()
-    if run.schedule == "naive" and "pipeline_parallel" in run.strategies:
+    if (run.schedule == "naive" and "pipeline_parallel" in run.strategies) or run.recompute != "none":
         return ()
     if experts and run.size_of("tp") > 1:
         return ()
     return (*PEERS.get(run.strategy, ()), *CONTEXT.get(run.strategy, ()))
+
+
+def run_of(run: Run, name: str) -> Run:
+    """What a contestant runs. Ours have their implementation as name, and behind it what they recompute, if that is not
+    what the run says: `torch`, `shard_map block`."""
+    base, _, recompute = name.partition(" ")
+    run = replace(run, recompute=recompute or run.recompute)
+    return replace(run, implementation={"jit": "annotated"}.get(base, base if base in IN_JAX else "torch"))
+
+
+def key_of(run: Run) -> dict[str, Any]:
+    """What tells a run from the others of a document."""
+    experts = getattr(run.problem, "experts", 0)
+    return {"ranks": run.world_size, "mesh": str(run.mesh), "strategy": run.strategy, "experts": experts}
 
 
 TOLERANCE = {
@@ -70,9 +86,9 @@ METHOD = {
     "and nothing computes, mean over ranks, times the step",
     "memory": "measured: bytes of live arrays, each storage once; activations: what autograd keeps at most (by its "
     "hooks); temporaries: XLA's plan. closed_form: contract.memory",
-    "single_device": "the three matrix products of a layer, forward and backward pass, update and a copy in turn; "
-    f"share is the rate of the passes' products over that of the products alone, after {WARM_UP} of each unless fewer "
-    "are timed. Ranks keep the memory that they free",
+    "single_device": "the three products of each matrix of a layer, or of a block, forward and backward pass, update "
+    f"and a copy in turn; share is the rate of the passes' products over that of the products alone, after {WARM_UP} "
+    "of each unless fewer are timed. Ranks keep the memory that they free",
     "wire_bytes": "contract.cost, what a rank must send under the bandwidth-optimal algorithm",
 }
 
@@ -87,8 +103,8 @@ def rows(
     for name, taken in samples.items():
         steps = [over_ranks(each) for each in taken["step"]]
         flat = [seconds for each in steps for seconds in each]
-        framework = "jax" if name in IN_JAX else "torch"
-        mine = replace(run, implementation="torch" if framework == "torch" else "annotated" if name == "jit" else name)
+        mine, base = run_of(run, name), name.partition(" ")[0]
+        framework = "torch" if mine.implementation == "torch" else "jax"
         compute = [seconds for each in taken.get("compute", []) for seconds in over_ranks(each)]
         told = finished.get(name)
         parts = split(flat, compute, told, run.world_size)
@@ -97,12 +113,12 @@ def rows(
         compiled = told and told[0].get("records")
         result.append(
             {
-                "ranks": run.world_size,
-                "mesh": str(run.mesh),
-                "strategy": run.strategy,
-                "implementation": name,
+                **key_of(run),
+                "implementation": base,
+                "recompute": mine.recompute,
                 "framework": framework,
-                "peer": name not in IMPLEMENTATIONS,
+                "peer": base not in IMPLEMENTATIONS,
+                "product_flops": products(run.problem, mine.recompute),
                 "step_seconds": spread(flat),
                 **parts,
                 "samples_seconds": steps,
@@ -159,6 +175,7 @@ def ratios(run: Run, samples: Samples) -> list[dict[str, Any]]:
     pairs += [("shard_map", "annotated", "iterations")]
     pairs += [(ours, peer, "iterations") for peer in peers["jax"] for ours in ("shard_map", "annotated")]
     pairs += [("torch", "shard_map", "rounds"), ("torch", "annotated", "rounds")]
+    pairs += [(name, name.partition(" ")[0], "iterations") for name in steps if " " in name]
     result = []
     for of, to, by in pairs:
         if of in steps and to in steps:
@@ -167,9 +184,7 @@ def ratios(run: Run, samples: Samples) -> list[dict[str, Any]]:
             values = round_ratios(ours, theirs) if by == "rounds" else adjacent_ratios(sum(ours, []), sum(theirs, []))
             result.append(
                 {
-                    "ranks": run.world_size,
-                    "mesh": str(run.mesh),
-                    "strategy": run.strategy,
+                    **key_of(run),
                     "of": of,
                     "to": to,
                     "ratio": spread(values),
@@ -185,7 +200,8 @@ def disagreements(run: Run, rows: Sequence[dict[str, Any]]) -> list[str]:
     told = [row for row in rows if row["loss"] is not None]
     result = []
     for row in told:
-        name = f"{row['implementation']} {run.strategy} on {run.world_size} ranks"
+        variant = f" recompute {row['recompute']}" if row.get("recompute", "none") != "none" else ""
+        name = f"{row['implementation']}{variant} {run.strategy} on {run.world_size} ranks"
         if not row["gradient_difference"] <= most:
             result.append(
                 f"{name}: gradients differ by {row['gradient_difference']:.1e} from {told[0]['implementation']}'s"
@@ -201,22 +217,24 @@ def disagreements(run: Run, rows: Sequence[dict[str, Any]]) -> list[str]:
 def rates(run: Run, framework: str, taken: dict[str, list[float]]) -> dict[str, Any]:
     """Rates of one device from seconds of "matmul", "forward_backward", "update" and "copy", taken in turn.
 
-    A product of [B, D] and [D, F] takes 2 B D F operations. "matmul" is the three of a layer, alone; forward and
-    backward pass take 3 L of them, less one: the first layer's input needs no gradient. AdamW reads 4 arrays of the
-    parameters' size and writes 3, SGD with momentum 3 and 2."""
+    "matmul" is the three products of each matrix of a layer, or of a block, alone; forward and backward pass take as
+    many for every layer, less one in the MLP, whose first layer's input needs no gradient. (Attention of queries to
+    keys takes time there and is not counted.) AdamW reads 4 arrays of the parameters' size and writes 3, SGD with
+    momentum 3 and 2."""
     problem = run.problem
-    product = 2 * problem.batch * problem.width**2
-    passes = product * (3 * problem.layers - 1)
-    parameters = problem.layers * (problem.width**2 + problem.width) * BYTES[problem.dtype]
+    forward = products_of_layers(problem)
+    alone = 3 * forward // problem.layers
+    passes = 3 * forward - (forward // problem.layers if problem.unit == 1 else 0)
+    parameters = sum(prod(shape) for layer in problem.shapes() for shape in layer) * BYTES[problem.dtype]
     moved = parameters * (3 + 2 * len(SLOTS[run.optimizer]))
     adjacent = zip(taken["matmul"], taken["forward_backward"], strict=True)
     copies = zip(taken["copy"], taken["update"], strict=True)
     return {
         "framework": framework,
         "batch": problem.batch,
-        "matmul_flops_per_second": spread([3 * product / s for s in taken["matmul"]]),
+        "matmul_flops_per_second": spread([alone / s for s in taken["matmul"]]),
         "forward_backward_flops_per_second": spread([passes / s for s in taken["forward_backward"]]),
-        "share": spread([passes / b / (3 * product / a) for a, b in adjacent]),
+        "share": spread([passes / b / (alone / a) for a, b in adjacent]),
         "update_bytes_per_second": spread([moved / s for s in taken["update"]]),
         "copy_bytes_per_second": spread([2 * parameters / s for s in taken["copy"]]),
         "update_share": spread([moved / b / (2 * parameters / a) for a, b in copies]),

@@ -1,7 +1,8 @@
-"""Experts as they are usually written in torch, which has no module of them: tokens sorted by expert travel by `all_to_all_single_autograd`.
+"""Experts as they are usually written in torch, which has no module of them.
 
-Ours sends every expert's slots, filled or not, and finds them by products with arrays of 0 and 1. Here only the tokens
-that have a place travel, so the ranks first tell each other how many come, and an expert computes on as many rows.
+Tokens, sorted by expert, travel by `all_to_all_single_autograd`. Ours sends every expert's slots, filled or not, and
+finds them by products with arrays of 0 and 1. Here only the tokens that have a place travel, so the ranks first tell
+each other how many come, and an expert computes on as many rows.
 """
 
 from __future__ import annotations

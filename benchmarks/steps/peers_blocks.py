@@ -1,4 +1,4 @@
-"""The library equivalents in torch of what only a transformer has: ring attention, and tokens that travel to experts."""
+"""The library equivalents in torch of what only a transformer has: ring attention, and experts on other ranks."""
 
 from __future__ import annotations
 

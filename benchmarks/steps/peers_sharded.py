@@ -18,7 +18,10 @@ from torch_impl import train
 
 
 def fsdp2(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Module]:
-    """FSDP2 (Zhao et al., 2304.11277; ZeRO-3, 1910.02054), every layer of the MLP, or block, a unit. Over dp and fsdp it is HSDP."""
+    """FSDP2 (Zhao et al., 2304.11277; ZeRO-3, 1910.02054), a unit for every layer of an MLP, or block.
+
+    Over dp and fsdp it is HSDP.
+    """
     model, names = tensor_parallel_model(mesh, run, device), data_axes(run)
     over = mesh[tuple(names)] if len(names) > 1 else mesh[names[0]]
     reshard = run.gathered_again if "fully_sharded" in run.strategies else "zero2" not in run.strategies

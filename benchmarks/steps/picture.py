@@ -56,7 +56,7 @@ def _panel(axes: Any, ranks: int, rows: list[Row]) -> None:
         at = (high, y)
         axes.annotate(f"{median:.1f}", at, xytext=(5, 0), textcoords="offset points", va="center", size=8)
         ticks.append(y)
-        labels.append(row.implementation)
+        labels.append(row.label)
         y += 1
     axes.set_yticks(ticks, labels, fontsize=8)
     axes.set_ylim(y - 0.4, -0.7)

@@ -8,7 +8,8 @@ The document, plain JSON; seconds, bytes; a spread is {"median", "q1", "q3"}; wh
 
     kind "steps", schema 1, complete (false in partial results), machine (`machine.facts`), method, settings
     runs     date, blocks: what was measured in which run, where an interrupted one was resumed
-    rows     ranks, strategy, implementation, framework, peer, step_seconds, compute_seconds, exposed_seconds (spreads),
+    rows     ranks, strategy, experts, implementation, recompute, framework, peer, product_flops (closed form, of the
+             whole model), step_seconds, compute_seconds, exposed_seconds (spreads),
              exposed_share, samples_seconds[round][iteration] (slowest rank), memory {measured, closed_form} (of the
              rank with most; parameters, gradients, optimizer_state, activations, temporaries), wire_bytes (closed form,
              of a rank in a step), wire_bytes_compiled (JAX), work (JAX: `shardiff.hlo.work.Work`), loss (last),
@@ -30,8 +31,18 @@ from typing import Any
 
 from benchmarks import turns
 from benchmarks.documents import resume
-from benchmarks.problems import sizes_of, strategies_of, with_experts
-from benchmarks.steps.numbers import IMPLEMENTATIONS, METHOD, Samples, disagreements, peers_of, rates, ratios, rows
+from benchmarks.problems import sizes, strategies_of, with_experts
+from benchmarks.steps.numbers import (
+    IMPLEMENTATIONS,
+    METHOD,
+    Samples,
+    disagreements,
+    key_of,
+    peers_of,
+    rates,
+    ratios,
+    rows,
+)
 from contract.axes import one_axis, parse_axes
 from contract.problem import Problem
 from contract.strategy import Run
@@ -42,7 +53,8 @@ PROFILED = 5  # steps of each JAX contestant under the profiler
 
 @dataclass(frozen=True)
 class Plan:
-    """runs: one for each strategy and number of ranks. implementations: of IMPLEMENTATIONS. device: cpu or cuda."""
+    """runs: one for each strategy and number of ranks. implementations: of IMPLEMENTATIONS. device: cpu or cuda.
+    recompute: with what else ours take part, besides what the runs say."""
 
     runs: tuple[Run, ...]
     implementations: tuple[str, ...]
@@ -51,13 +63,15 @@ class Plan:
     device: str
     timeout: float
     speed_batch: int
+    recompute: tuple[str, ...] = ()
 
     def names(self, run: Run, framework: str) -> list[str]:
         """The contestants of a run in one framework."""
-        in_jax = ("shard_map", "annotated") if run.in_gpipes_order else ("shard_map",)
-        ours = ("torch",) if framework == "torch" else in_jax
-        peers = peers_of(run, framework) if "peer" in self.implementations else ()
-        return [name for name in ours if name in self.implementations] + list(peers)
+        expressed = run.in_gpipes_order and "ring_attention" not in run.strategies
+        in_jax = ("shard_map", "annotated") if expressed else ("shard_map",)
+        ours = [name for name in (("torch",) if framework == "torch" else in_jax) if name in self.implementations]
+        ours += [f"{name} {recompute}" for name in ours for recompute in self.recompute]
+        return [*ours, *(peers_of(run, framework) if "peer" in self.implementations else ())]
 
     def contestants(self) -> list[tuple[Run, int]]:
         """(run, how many models its ranks hold at once); one on a group that sends nothing is a second model."""
@@ -80,13 +94,13 @@ def plan(
     speed_batch: int = 2048,
     meshes: Sequence[str] = (),
     reshard: bool | None = None,
-    recompute: str = "none",
+    recompute: Sequence[str] = ("none",),
 ) -> Plan:
     """Raises ValueError for what cannot be run. single_device runs on 1 rank, whatever `ranks` says.
 
     meshes: `dp=2,tp=2`, instead of ranks; the strategies are then those of their axes. schedule: of a pipeline; without
     strategies, one other than GPipe's is of pipeline_parallel alone. reshard: of fully_sharded, and in the same way.
-    recompute: of a transformer's blocks.
+    recompute: of a transformer's blocks; with several, the first is the one that the others are compared with.
     """
     for name, value in (("iterations", iterations), ("rounds", rounds), ("speed-batch", speed_batch)):
         if value < 1:
@@ -112,6 +126,8 @@ def plan(
         )
         chosen = [one_axis(s, n) for n in ranks or (2, 4) for s in named if s != "single_device"]
         alone = "single_device" in named
+    recompute = tuple(dict.fromkeys(recompute))
+    rest["recompute"] = recompute[0]
     runs = [Run("torch", (), problem, microbatches=1, **rest)] if alone else []
     rest |= {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
     for axes in chosen:
@@ -125,6 +141,8 @@ def plan(
     if device == "cuda" and gpus < most:
         raise ValueError(f"device cuda needs a GPU for each rank: ranks {most}, GPUs {gpus}; try --device cpu")
     for run in runs:
+        for other in recompute[1:]:
+            replace(run, recompute=other)  # raises if it cannot be
         if "peer" in implementations and run.strategies == ("pipeline_parallel",) and problem.batch % microbatches:
             raise ValueError(
                 f"torch.distributed.pipelining needs microbatches of one size: batch {problem.batch}, "
@@ -139,6 +157,7 @@ def plan(
         "cuda" if device != "cpu" and gpus >= most else "cpu",
         timeout,
         speed_batch,
+        recompute[1:],
     )
 
 
@@ -148,7 +167,7 @@ def begin(plan: Plan) -> dict[str, Any]:
     document: dict[str, Any] = {"kind": "steps", "schema": 1, "complete": False, "machine": machine.facts()}
     document["method"] = METHOD
     document["settings"] = {
-        **sizes_of(run),
+        **sizes(run.problem),
         "optimizer": run.optimizer,
         "microbatches": max(r.microbatches for r in plan.runs),
         "schedule": plan.runs[-1].schedule,
@@ -156,6 +175,8 @@ def begin(plan: Plan) -> dict[str, Any]:
         "iterations": plan.iterations,
         "rounds": plan.rounds,
         "device": plan.device,
+        "recompute": run.recompute,
+        "recomputes": list(plan.recompute),
         "speed_batch": plan.speed_batch,
         "implementations": list(plan.implementations),
         "blocks": [block(run) for run in plan.runs],
@@ -180,7 +201,7 @@ def measure(
     resume.begin(document, kept)
     for degree in dict.fromkeys(run.world_size for run in plan.runs):
         runs = [run for run in plan.runs if run.world_size == degree]
-        rated = [run for run in runs if run.strategy == "single_device"]
+        rated = [run for run in runs if run.strategy == "single_device" and not getattr(run.problem, "experts", 0)]
         frameworks = [name for name in ("torch", "jax") if any(plan.names(run, name) for run in runs)]
         blocks = [*map(block, runs), *(f"{name} rates" for name in frameworks if rated)]
         starting(f"{degree} ranks: start")
@@ -200,7 +221,8 @@ def measure(
                     document["single_device"] += [r for r in kept["single_device"] if r["framework"] == framework]
                     continue
                 starting(f"{framework}: share of the matrix-product rate")
-                mine = replace(runs[0], problem=replace(runs[0].problem, batch=plan.speed_batch))
+                samples = max(1, plan.speed_batch // runs[0].problem.sequence)
+                mine = replace(runs[0], problem=replace(runs[0].problem, batch=samples))
                 mine = replace(mine, implementation="torch" if framework == "torch" else "annotated")
                 taken = by_framework[framework].call("speed", mine, plan.iterations)[0]
                 document["single_device"].append(rates(mine, framework, taken))
@@ -264,8 +286,3 @@ def strategy(
         done = rows(run, samples, finished, proven)
         failed = disagreements(run, done)
         yield {"rows": done, "ratios": ratios(run, samples), "failures": failed, "left_out": left_out}
-
-
-def key_of(run: Run) -> dict[str, Any]:
-    """What tells a run from the others of a document."""
-    return {"ranks": run.world_size, "mesh": str(run.mesh), "strategy": run.strategy}

@@ -129,23 +129,25 @@ def distance(these: list[Tensor], those: list[Tensor]) -> float:
 
 
 def speed(state: State, run: Run, iterations: int) -> dict[str, list[float]]:
-    """Seconds of each iteration, taken in turn on one device: the three matrix products of a layer alone, X @ W,
-    X^T @ dY and dY @ W^T with X[B, D], dY[B, D] and W[D, D]; forward and backward pass of single_device; the
-    optimizer's update; a copy of a tensor as large as the parameters."""
+    """Seconds of each iteration, taken in turn on one device: the three matrix products of each W[D, F] of a layer, or
+    of a block, alone, X @ W, X^T @ dY and dY @ W^T; forward and backward pass of single_device; the optimizer's update;
+    a copy of a tensor as large as the parameters."""
     mesh = Mesh({})
     params = train.make_params(mesh, run, state.device)
     optimizer = train.make_optimizer(params, run)
     batch = train.make_batch(mesh, run, 0, state.device)
-    w = params[0].w.detach()
-    out, out_w = torch.empty_like(batch.x), torch.empty_like(w)
+    rows = batch.x[..., 0].numel()
+    matrices = [p.detach() for layer in params[: run.problem.unit] for p in layer if p.ndim == 2]
+    operands = [(w, *(w.new_empty(rows, size).normal_() for size in w.shape), torch.empty_like(w)) for w in matrices]
     source = torch.cat([p.detach().flatten() for layer in params for p in layer])
     target = torch.empty_like(source)
     grads: list[Any] = []
 
     def products() -> None:
-        torch.mm(batch.x, w, out=out)
-        torch.mm(batch.x.T, batch.y, out=out_w)
-        torch.mm(batch.y, w.T, out=out)
+        for w, x, y, out_w in operands:
+            torch.mm(x, w, out=y)
+            torch.mm(x.T, y, out=out_w)
+            torch.mm(y, w.T, out=x)
 
     def passes() -> None:
         grads[:] = loss_and_grads(params, batch, mesh, run)[1]

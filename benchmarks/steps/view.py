@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from benchmarks import terminal
 from benchmarks.documents import resume
 from benchmarks.documents.fields import Spread
-from benchmarks.documents.steps import OnMesh, Steps
+from benchmarks.documents.steps import OnMesh, Row, Steps
 from benchmarks.steps import why
 from shardiff.system.words import size
 
@@ -22,9 +22,12 @@ def parts(result: Steps) -> Iterator[RenderableType]:
     yield step_table(result)
     if result.ratios:
         yield ratio_table(result)
+    if recomputed(result):
+        yield recompute_table(result)
     if result.single_device:
         yield rate_table(result)
     yield from result.failures
+    yield from left_out(result)
     yield from why.reasons(result)
     yield setting(result)
     if origin := resume.sentence(result.runs):
@@ -56,7 +59,7 @@ def step_table(result: Steps) -> Table:
         step, where = row.step_seconds, row.key
         made.add_row(
             *(cells(row) if where != shown else ("", "")),
-            row.implementation,
+            row.label,
             ms(step.median),
             f"{ms(step.q1)} - {ms(step.q3)}",
             *(ms(part.median) if part else "-" for part in (row.compute_seconds, row.exposed_seconds)),
@@ -66,6 +69,64 @@ def step_table(result: Steps) -> Table:
         )
         shown = where
     return made
+
+
+def left_out(result: Steps) -> Iterator[str]:
+    """Which library equivalents took no part, and why."""
+    for one in result.left_out:
+        yield f"{one.implementation} of {one.strategy} on {one.on} was left out: {one.reason}"
+
+
+def recomputed(result: Steps) -> list[tuple[Row, Row]]:
+    """Every row that recomputes, after the row of the same contestant that does not."""
+    plain = {(row.key, row.implementation): row for row in result.rows if row.recompute == "none"}
+    pairs = [(plain.get((row.key, row.implementation)), row) for row in result.rows if row.recompute != "none"]
+    return [(before, row) for before, row in pairs if before is not None]
+
+
+def recompute_table(result: Steps) -> Table:
+    """What is computed again: time, memory and bytes over those of the same step that keeps everything.
+
+    "predicted" is the ratio of the products' operations. Activations are what autograd keeps, and "formula" is what it
+    keeps over the closed form; of XLA they are its temporaries.
+    """
+    numbers = ["step", "predicted", "activations", "formula", "wire", "compiled"]
+    made = terminal.table(["strategy", "ranks", "implementation", "recompute"], numbers)
+    made.columns[0].no_wrap = False
+    shown = None
+    ratios = {(r.key, r.of): r.ratio.median for r in result.ratios}
+    for before, row in recomputed(result):
+        kept, predicted = [one.memory.measured for one in (before, row)], "-"
+        if before.product_flops and row.product_flops:
+            predicted = f"{row.product_flops / before.product_flops:.2f}"
+        time = ratios.get((row.key, f"{row.implementation} {row.recompute}"))
+        measured = [held.activations if row.framework == "torch" else held.temporaries for held in kept]
+        formula = row.memory.closed_form.activations if row.memory.closed_form else None
+        known = row.framework == "torch" and measured[1] is not None and formula
+        made.add_row(
+            *(cells(row) if row.key != shown else ("", "")),
+            row.implementation,
+            row.recompute,
+            f"{time:.2f}" if time is not None else "-",
+            predicted,
+            change(*measured),
+            f"{(measured[1] or 0) / formula:.2f}" if known and formula else "-",
+            *(change(b, r) for b, r in ((before.wire_bytes, row.wire_bytes), compiled(before, row))),
+        )
+        shown = row.key
+    return made
+
+
+def compiled(before: Row, row: Row) -> tuple[int | None, int | None]:
+    """The wire bytes of both compiled programs."""
+    return before.wire_bytes_compiled, row.wire_bytes_compiled
+
+
+def change(before: int | None, after: int | None) -> str:
+    """`12 MB to 4 MB`, or one size if there is no change."""
+    if before is None or after is None:
+        return "-"
+    return size(after) if before == after else f"{size(before)} to {size(after)}"
 
 
 def cells(row: OnMesh) -> tuple[str, str]:

@@ -17,7 +17,7 @@ PAIR = ("shard_map", "annotated")
 
 def reasons(result: Steps) -> list[str]:
     """A sentence for each pair of programs whose step times differ by more than ALIKE."""
-    rows = {(row.key, row.implementation): row for row in result.rows}
+    rows = {(row.key, row.label): row for row in result.rows}
     told = []
     for ratio in result.ratios:
         median = ratio.ratio.median

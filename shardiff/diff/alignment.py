@@ -78,12 +78,14 @@ class Match:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One op of the left program for which another of the right stands. anywhere: also in another phase."""
+    """One op of the left program for which another of the right stands. anywhere: also in another phase. by_sum: the
+    right one is a sum, which in a backward pass may be of gradients, so that there it stands for no parameters."""
 
     rule: str
     left: str
     right: str
     anywhere: bool = True
+    by_sum: bool = False
 
 
 def match(left: Sequence[Record], right: Sequence[Record], axes: Mapping[str, str] | None = None) -> Match:
@@ -131,6 +133,8 @@ def _op(atom: Atom, rewrite: Rewrite | None) -> str | None:
     """The op, or for a rewrite one name for both, and None for what it does not concern."""
     if rewrite is None:
         return atom.op
+    if rewrite.by_sum and atom.moves == "parameter" and atom.record.phase == "backward":
+        return None
     return rewrite.rule if atom.op == (rewrite.left, rewrite.right)[atom.side] else None
 
 

@@ -20,8 +20,8 @@ ONE_FOR_ONE = (
     Rewrite("fused_reduce_scatter", "all_reduce", "reduce_scatter"),
     Rewrite("broadcasts_as_gather", "broadcast", "all_gather"),
     Rewrite("broadcasts_as_gather", "all_gather", "broadcast"),
-    Rewrite("gather_by_sum", "all_gather", "all_reduce", anywhere=False),
-    Rewrite("broadcast_by_sum", "broadcast", "all_reduce", anywhere=False),
+    Rewrite("gather_by_sum", "all_gather", "all_reduce", anywhere=False, by_sum=True),
+    Rewrite("broadcast_by_sum", "broadcast", "all_reduce", anywhere=False, by_sum=True),
 )
 
 

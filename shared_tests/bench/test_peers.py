@@ -6,18 +6,22 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.steps import torch_ring
 from benchmarks.steps.numbers import peers_of
 from contract.axes import parse_axes
 from contract.memory import memory
 from contract.problem import Problem
 from contract.strategy import Run
+from contract.transformer import Transformer
 from shared_tests.bench.pools import shared
 
 SMALL = Problem(batch=8, width=16, layers=4, dtype="float64")
+BLOCKS = Transformer(batch=4, width=16, layers=2, dtype="float64", sequence=16, heads=4, ff=24)
+EXPERTS = replace(BLOCKS, experts=4, capacity_factor=0.75)  # with which some tokens are dropped
 
 
-def run_of(mesh: str, *strategies: str, reshard: bool | None = None) -> Run:
-    return Run("torch", parse_axes(mesh, strategies), SMALL, microbatches=2, device="cpu", reshard=reshard)
+def run_of(mesh: str, *strategies: str, reshard: bool | None = None, problem: Problem = SMALL) -> Run:
+    return Run("torch", parse_axes(mesh, strategies), problem, microbatches=2, device="cpu", reshard=reshard)
 
 
 PEERS = {  # on 4 ranks: every axis alone, and every two that torch composes
@@ -35,18 +39,26 @@ PEERS = {  # on 4 ranks: every axis alone, and every two that torch composes
     run_of("fsdp=2,tp=2"): ("dtensor_fsdp2",),
     run_of("fsdp=2,tp=2", "tensor_parallel", reshard=False): ("dtensor_fsdp2",),
     run_of("tp=2,fsdp=2"): (),  # torch wants tp inside
+    run_of("dp=4", problem=EXPERTS): ("ddp", "fsdp2"),
+    run_of("fsdp=4", problem=BLOCKS): ("fsdp2",),
+    run_of("tp=4", problem=BLOCKS): ("dtensor",),
+    run_of("tp=4", "sequence_parallel", problem=BLOCKS): ("dtensor",),
+    run_of("cp=4", problem=BLOCKS): ("ddp_ring",),
+    run_of("ep=4", problem=EXPERTS): ("all_to_all",),
+    run_of("pp=4", problem=replace(BLOCKS, layers=4)): ("pipelining",),
+    run_of("fsdp=2,tp=2", "sequence_parallel", problem=BLOCKS): ("dtensor_fsdp2",),
 }
 
 
 def measured_on_rank(device, runs):
-    """For each run, what block() and finish() of every contestant say on one rank, after three steps."""
+    """For each run, what prove(), block() and finish() of every contestant say on one rank, after four steps."""
     from benchmarks.steps import torch as steps_torch
 
     state, results = steps_torch.State(device), []
     for run in runs:
-        silent = steps_torch.prepare(state, run, ["torch", *peers_of(run, "torch")])
-        taken = steps_torch.block(state, 2, 1)
-        results.append((silent, taken, steps_torch.finish(state)))
+        assert steps_torch.prepare(state, run, ["torch", *peers_of(run, "torch")]) == {}
+        proof, taken = steps_torch.prove(state), steps_torch.block(state, 2, 1)
+        results.append((list(state.silent), proof, taken, steps_torch.finish(state)))
     return results
 
 
@@ -59,15 +71,17 @@ def measured(pool):
 
 
 def label(run: Run) -> str:
-    return f"{run.strategy}{'' if run.gathered_again else ', kept'}"
+    kind = "" if run.problem is SMALL else ", experts" if getattr(run.problem, "experts", 0) else ", blocks"
+    return f"{run.strategy}{'' if run.gathered_again else ', kept'}{kind}"
 
 
 @pytest.mark.parametrize("run", PEERS, ids=label)
 def test_peers_train_the_same(run, measured):
     assert peers_of(run, "torch") == PEERS[run]
-    for silent, taken, got in measured[run]:
+    for silent, proof, taken, got in measured[run]:
         assert set(got) == {"torch", *PEERS[run]} and "torch" in silent
         for name, told in got.items():
+            assert proof[name] < 1e-12, name
             assert told["difference"] < 1e-12, name
             assert told["loss"] == pytest.approx(got["torch"]["loss"], rel=1e-12), name
             assert len(taken[name]["step"]) == 2
@@ -76,18 +90,21 @@ def test_peers_train_the_same(run, measured):
 
 @pytest.mark.parametrize("run", PEERS, ids=label)
 def test_memory_is_the_closed_form_s(run, measured):
-    for (_, _, got), want in zip(measured[run], memory(run), strict=True):
+    tensors = sum(map(len, run.problem.shapes()))
+    for (*_, got), want in zip(measured[run], memory(run), strict=True):
         ours = got["torch"]
         assert ours["parameters"] == want.parameters
-        in_buckets = {"data_parallel", "zero1"} & {*run.strategies} and "fully_sharded" not in run.strategies
+        in_buckets = {"data_parallel", "zero1", "ring_attention"} & {
+            *run.strategies
+        } and "fully_sharded" not in run.strategies
         assert ours["gradients"] == want.gradients + (8 if in_buckets else 0)  # the loss rides in one
-        assert want.optimizer_state <= ours["optimizer_state"] <= want.optimizer_state + 4 * 2 * SMALL.layers
+        assert want.optimizer_state <= ours["optimizer_state"] <= want.optimizer_state + 4 * tensors
         assert ours["activations"] == want.activations
 
 
 @pytest.mark.parametrize("run", [run for run in PEERS if "fsdp" in run.mesh.names], ids=label)
 def test_what_fsdp2_and_zero_hold_is_the_closed_form_s_as_well(run, measured):
-    for (_, _, got), want in zip(measured[run], memory(run), strict=True):
+    for (*_, got), want in zip(measured[run], memory(run), strict=True):
         for theirs in (got[name] for name in PEERS[run]):
             if "zero2" not in run.strategies:  # beside which FSDP2 is for context
                 assert theirs["parameters"] == want.parameters
@@ -99,3 +116,11 @@ def test_another_order_of_the_axes_or_a_naive_pipeline_has_no_peer():
     assert peers_of(run_of("tp=2,dp=2"), "torch") == ()
     assert peers_of(replace(run_of("pp=4"), schedule="naive"), "torch") == ()
     assert peers_of(run_of("fsdp=4"), "jax") == ()
+    assert peers_of(run_of("tp=4", problem=EXPERTS), "torch") == ()  # DTensor has no style for experts
+    assert peers_of(replace(run_of("dp=4", problem=BLOCKS), recompute="block"), "torch") == ()
+
+
+def test_a_torch_without_the_private_ring_leaves_it_out_and_says_why(monkeypatch):
+    monkeypatch.setattr(torch_ring, "MODULE", "torch.distributed.no_such_module")
+    with pytest.raises(torch_ring.NotThere, match="no such private ring attention: No module named"):
+        torch_ring.ring_attention(None, "float32")

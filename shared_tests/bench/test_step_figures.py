@@ -49,7 +49,7 @@ def test_exposed_communication_is_step_less_compute_for_torch_and_the_profile_s_
             for share in (1.0, 3.0)
         ]
     }
-    torch, jax = steps_numbers.rows(run, taken, finished)
+    torch, jax = steps_numbers.rows(run, taken, finished, {})
     assert torch["step_seconds"]["median"] == 4 and torch["exposed_seconds"]["median"] == 1
     assert torch["exposed_share"] == 0.25 and torch["loss"] is None
     assert jax["exposed_share"] == 0.5 and jax["compute_seconds"]["median"] == 5
@@ -59,9 +59,9 @@ def test_exposed_communication_is_step_less_compute_for_torch_and_the_profile_s_
 
 def test_a_step_that_takes_longer_without_communication_has_no_exposed_share():
     run = Run("torch", one_axis("data_parallel", 2), SMALL)
-    [row] = steps_numbers.rows(run, samples({"torch": [[3, 5]]}, {"torch": [[4, 5]]}), {})
+    [row] = steps_numbers.rows(run, samples({"torch": [[3, 5]]}, {"torch": [[4, 5]]}), {}, {})
     assert row["exposed_share"] is row["exposed_seconds"] is row["compute_seconds"] is None
-    [row] = steps_numbers.rows(run, samples({"torch": [[3, 5]]}, {"torch": [[3, 5]]}), {})
+    [row] = steps_numbers.rows(run, samples({"torch": [[3, 5]]}, {"torch": [[3, 5]]}), {}, {})
     assert row["exposed_share"] == row["exposed_seconds"]["median"] == 0
 
 
@@ -71,8 +71,8 @@ def test_a_row_is_of_the_rank_that_differs_most_and_holds_most():
         {"loss": 1.0, "difference": 0.1, "parameters": 10, "gradients": 8},
         {"loss": 1.0, "difference": 0.3, "parameters": 9, "gradients": None},
     ]
-    [row] = steps_numbers.rows(run, samples({"torch": [[1]]}), {"torch": ranks})
-    assert (row["loss"], row["difference"]) == (1.0, 0.3)
+    [row] = steps_numbers.rows(run, samples({"torch": [[1]]}), {"torch": ranks}, {"torch": 1e-7})
+    assert (row["loss"], row["difference"], row["gradient_difference"]) == (1.0, 0.3, 1e-7)
     want = dict.fromkeys(("optimizer_state", "activations", "temporaries")) | {"parameters": 10, "gradients": 8}
     assert row["memory"]["measured"] == want
 
@@ -134,12 +134,14 @@ def test_a_step_in_jax_is_timed_from_a_barrier_to_its_end(log):
 
 def test_contestants_that_train_otherwise_are_named():
     run = Run("torch", one_axis("data_parallel", 2), SMALL)
-    row = {"implementation": "torch", "loss": 1.0, "difference": 0.0}
-    others = [{"implementation": "ddp", "loss": 1.1, "difference": 0.0}, {**row, "difference": float("nan")}]
+    row = {"implementation": "torch", "loss": 1.0, "difference": 0.0, "gradient_difference": 0.0}
+    others = [{**row, "implementation": "ddp", "loss": 1.1}, {**row, "difference": float("nan")}]
+    others.append({**row, "implementation": "fsdp2", "gradient_difference": 2e-4})  # before anything is timed
     found = steps_numbers.disagreements(run, [row, row, *others])
     assert [sentence.partition(":")[0] for sentence in found] == [
         "ddp data_parallel on 2 ranks",
         "torch data_parallel on 2 ranks",
+        "fsdp2 data_parallel on 2 ranks",
     ]
 
 

@@ -90,7 +90,7 @@ def test_a_command_is_accepted(line, nothing_starts, capsys):
         assert words[0] == "shardiff" and say(words[1:], capsys)[0] == 0
 
 
-def test_a_refusal_is_the_line_that_is_printed(capsys):
+def test_a_refusal_is_the_line_that_is_printed(nothing_starts, capsys):
     shown = [
         one
         for kind, body in BLOCKS

@@ -13,6 +13,7 @@ from collections import Counter
 
 import pytest
 
+from contract.axes import AXES_OF_BLOCKS
 from contract.proof import CLAIMS
 from shared_tests import evidence
 from shared_tests.edited import edited, edited_source
@@ -24,9 +25,12 @@ from shared_tests.meta.mutants.training import ALL, HARMLESS, MUTANTS, STUCK, UP
 
 NAMES = [mutant.name for mutant in MUTANTS]
 # `make mutants` runs all of them. Here run the last of each module and those in which strategies compose; of JAX, for
-# which a program is compiled, every third of these.
-CHOSEN = [*{mutant.module: mutant for mutant in MUTANTS if not mutant.mesh}.values(), *(m for m in MUTANTS if m.mesh)]
+# which a program is compiled, every third of these, and of transformers there the ring.
+OF_MLP = [mutant for mutant in MUTANTS if mutant.problem is None]
+CHOSEN = [*{mutant.module: mutant for mutant in OF_MLP if not mutant.mesh}.values(), *(m for m in OF_MLP if m.mesh)]
 SAMPLE = [mutant for i, mutant in enumerate(CHOSEN) if mutant.module.startswith("torch_impl") or i % 3 == 0]
+BLOCKS = {mutant.module: mutant for mutant in MUTANTS if mutant.problem is not None}
+SAMPLE += [m for m in BLOCKS.values() if m.module.startswith("torch_impl") or m.module.endswith("ring_attention")]
 
 
 @pytest.mark.parametrize("mutant", SAMPLE, ids=lambda mutant: mutant.name)
@@ -49,6 +53,7 @@ def test_an_edit_that_is_no_mistake_fails_nothing(mutant, pool, reference_of):
 def test_every_claim_is_failed_by_a_mutant_and_names_are_unique():
     failed = Counter(claim for mutant in MUTANTS for claim in mutant.claims)
     assert {*CLAIMS, "replicas", "shards", "raises", STUCK} <= set(failed)
+    assert sum(mutant.problem is not None for mutant in MUTANTS) >= 50  # in transformers
     assert len(set(NAMES)) == len(NAMES) and all(mutant.claims for mutant in MUTANTS)
     assert ALL == set(CLAIMS) and UPDATE < ALL
     for claim in CLAIMS:  # each is needed: a mutant fails it alone
@@ -59,8 +64,12 @@ def test_every_claim_is_failed_by_a_mutant_and_names_are_unique():
 def test_mutants_are_planted_in_every_strategy_and_in_what_strategies_share(package):
     modules = {mutant.module for mutant in MUTANTS if mutant.module.startswith(package)}
     assert {f"{package}.train", f"{package}.model"} <= modules
-    for strategy in ("data", "tensor", "megatron_tensor", "pipeline"):
-        assert any(module.endswith(f".{strategy}_parallel") for module in modules), strategy
+    assert f"{package}.blocks" in modules and f"{package}.online_softmax" in modules
+    for strategy in ("data_parallel", "tensor_parallel", "megatron_tensor_parallel", "pipeline_parallel"):
+        assert any(module.endswith(f".{strategy}") for module in modules), strategy
+    for strategy in AXES_OF_BLOCKS:
+        written = "explicit" if package == "torch_impl" else "shard_map"
+        assert f"{package}.{written}.{strategy}" in modules, strategy
 
 
 def test_every_edit_fits_the_source_and_gives_a_module_of_python():

@@ -159,7 +159,7 @@ BLOCKS_REFUSED = [  # mesh, strategies, problem, the line
     ("ep=2", [], BLOCKS, "expert_parallel splits the experts of a transformer, and the problem has none"),
     ("pp=4", [], BLOCKS, "pipeline_parallel over 4 stages needs at least 4 blocks, got 2"),
     ("fsdp=3", [], BLOCKS, "fully_sharded needs a width divisible by its degree: width 16, degree 3"),
-    ("fsdp=4", [], replace(BLOCKS, ff=6),
+    ("fsdp=4", [], replace(BLOCKS, width=4, heads=2, ff=6),
      "fully_sharded needs its degree to divide the rows of every parameter: one has 6, degree 4"),
     ("ep=2,fsdp=4", ["zero1"], EXPERTS,
      "zero1 needs its degree to divide the rows of every parameter: one has 2, degree 4"),

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import shardiff
 from shardiff.mesh import Mesh
-from shardiff.record import totals
+from shardiff.record import record, totals
 from shared_tests.tool.test_targets import needs
 
 
@@ -174,6 +174,16 @@ def test_a_program_is_shown_as_a_short_table_in_which_everything_is_escaped(comp
     html = program._repr_html_()
     assert "&lt;f&gt;" in html and "<f>" not in html and html.count("<tr>") == 5
     assert repr(shardiff.Program(())) == "a program: no communication"
+
+
+def test_what_the_busiest_stage_of_a_pipeline_sends_is_not_told_of_all():
+    sends = [
+        record("collective_permute", "float32", 64, None, phase="forward", edges=((rank, rank + 1),))
+        for rank in (0, 0, 1)
+    ]
+    heading, columns, row = repr(shardiff.Program(tuple(sends))).splitlines()
+    assert heading == "a program: 3 calls, 192 B payload, a rank sends between 64 B and 128 B"
+    assert columns.endswith("a rank sends at most") and row.split()[-4:] == ["192", "B", "128", "B"]
 
 
 def test_a_function_is_compiled_whether_jitted_or_not():

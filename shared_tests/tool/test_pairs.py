@@ -15,7 +15,7 @@ from shardiff.tracing.merge import program_of
 from shared_tests.tool.pairs import gpt_nnx, gpt_torch
 from shared_tests.tool.pairs.sizes import BATCH, LAYERS, RANKS, TOKENS, VOCABULARY, D
 
-AXES = {"data_parallel": "dp", "tensor_parallel": "tp"}
+AXES = {"data_parallel": "dp", "fully_sharded": "dp", "tensor_parallel": "tp"}
 FLOAT = 4
 BLOCK = 4 * (D * D + D) + (4 * D * D + 4 * D) + (4 * D * D + D) + 4 * D
 PARAMETERS = (2 * VOCABULARY * D + TOKENS * D + LAYERS * BLOCK + 2 * D) * FLOAT
@@ -45,6 +45,30 @@ def test_ddp_and_data_parallel_send_the_same_gradients_and_one_the_whole_loss_to
     loss = FLOAT * 2 * (RANKS - 1) // RANKS
     assert told(diff) == [("rewritten", ("global_value",), {"left": gradients, "right": gradients + loss})]
     assert diff.unexplained == 0
+
+
+def test_fsdp2_and_nnx_gather_the_same_weights_and_each_difference_has_a_name(traced: dict[str, Program]) -> None:
+    """FSDP2 gathers twice; XLA once, keeps the weights, and on a CPU sums each gradient whole. Each rank looks up its
+    columns of the embedding for all samples, and these are exchanged, where FSDP2 gathers the table."""
+    left, right = traced["fully_sharded"], compiled("fully_sharded")
+    diff = shardiff.diff(left, right)
+    assert diff.unexplained == 0, diff
+    rules = {rule for row in diff.rows for rule in row.rules}
+    assert rules == {"unfused_reduce_scatter", "kept", "weight_gathered", "resharded"}
+    for side, program in (("left", left), ("right", right)):
+        assert sum(row.bytes[side] for row in diff.rows) == program.wire_bytes
+    gathers = left.only("all_gather", phase="forward").payload_bytes
+    assert gathers == left.only("reduce_scatter").payload_bytes == PARAMETERS
+    weights = right.only("all_gather", phase="forward", moves="parameter").payload_bytes
+    table, place, unsplit = (n * FLOAT for n in (VOCABULARY * D, TOKENS * D, LAYERS * (3 * D + 4 * D)))
+    assert weights == PARAMETERS - table - place - unsplit  # biases of q, k, v and up have no dim that is split
+
+
+def test_a_gradient_that_fsdp2_forgets_is_unexplained(traced: dict[str, Program]) -> None:
+    left = traced["fully_sharded"]
+    for forgotten in left.only("reduce_scatter").records:
+        without = replace(left, records=tuple(record for record in left.records if record != forgotten))
+        assert shardiff.diff(without, compiled("fully_sharded")).unexplained == 1, forgotten.detail
 
 
 def test_parallelize_module_and_annotations_send_the_same_sums(traced: dict[str, Program]) -> None:

@@ -13,6 +13,8 @@ from benchmarks.diff_strategies import compare
 from benchmarks.documents.results_io import parse
 from benchmarks.problem_options import problem_of
 from benchmarks.problems import outline
+from benchmarks.report import check as report_check
+from benchmarks.report.compare import figures
 from benchmarks.steps import command as steps_command
 from contract import cost
 from contract.axes import STRATEGIES_OF_BLOCKS, parse_axes
@@ -99,6 +101,9 @@ def test_json_of_check_has_the_sizes_that_all_rows_share_and_the_experts_of_each
     assert {run.recompute for run in ideal_runs} == {"block"}
     read = parse("check", document)
     assert (read.settings.model, read.settings.ff, read.rows[-1].experts) == ("transformer", 24, 8)
+    shown = str([*report_check.blocks(read, lambda *_: iter(()))])
+    assert "All runs train a transformer: batch 4, sequence 8, width 16, heads 4, ff 24, layers 2, recompute" in shown
+    assert all(setting.endswith(", transformer") for _, setting in figures(read))  # an MLP's are others
     with pytest.raises(ValueError, match="mlp or transformer"):
         parse("check", {**document, "settings": {**document["settings"], "model": "gpt"}})
 
@@ -119,7 +124,7 @@ def test_the_table_names_the_model_its_sizes_and_what_no_annotation_derives(idea
     assert "5 of 5 equal the single-device reference" in out
     assert (
         "transformer, batch 4, sequence 8, width 16, 4 heads, ff 24, 2 blocks, 3 steps, float32, adamw, recompute "
-        "selective; expert_parallel with 8 experts, top 2, capacity factor 1. No annotation derives a ring, so "
+        "selective; expert_parallel with 8 experts, top 2, capacity factor 1 No annotation derives a ring, so "
         "ring_attention is not among the annotated ones"
     ) in out
 
@@ -146,7 +151,9 @@ def test_a_document_of_diffs_has_each_run_with_its_own_problem():
     diffs = [compare(one, f"cpu:{one.world_size}", [], [], work=empty).to_json() for one in (run, mlp)]
     settings = {"batch": 8, "width": 16, "layers": 4, "dtype": "float32", "microbatches": 1}
     document = {"kind": "diff", "machine": MACHINE, "settings": settings, "diffs": diffs, "skipped": []}
-    assert parse("diff", document).runs_of_diffs() == [run, mlp]
+    read = parse("diff", document)
+    assert read.runs_of_diffs() == [run, mlp]
+    assert len({setting for _, setting in figures(read)}) == 2
 
 
 def test_bench_steps_takes_the_transformer_and_recomputes_on_one_device_too(monkeypatch):

@@ -75,13 +75,13 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup) -> Tensor:
         rank, tokens, queries = group.rank(), q.shape[1], by_heads(q) * q.shape[-1] ** -0.5
-        for source, kv in around(by_heads_together(k, v), group):
+        turns = around(by_heads_together(k, v), group)
+        _, kv = next(turns)  # this rank's own
+        out, sums = attend_to(queries, *wide(kv), causal=True)
+        for source, kv in turns:
             rows, columns = visible(rank, source, tokens)
-            part = attend_to(queries[:, :, rows], *wide(kv[..., columns, :]), causal=source == rank)
-            if source == rank:  # comes first
-                out, sums = part
-            else:
-                join((out[:, :, rows], sums[:, :, rows]), part)
+            part = attend_to(queries[:, :, rows], *wide(kv[..., columns, :]), causal=False)
+            join((out[:, :, rows], sums[:, :, rows]), part)
         out = out.transpose(1, 2).contiguous()
         ctx.group = group
         ctx.save_for_backward(q, k, v, out, sums)

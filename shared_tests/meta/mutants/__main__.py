@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from contract.axes import ON_AXES
 from shared_tests import quick
 from shared_tests.meta.mutants.in_copy import failure
 from shared_tests.meta.mutants.judge import judge
@@ -48,7 +49,7 @@ def try_planted(planted: Planted) -> Line:
 def part_of(mutant: Mutant) -> str:
     """The part of the project in which the mistake is planted."""
     leaf = mutant.module.rpartition(".")[2]
-    return "strategies" if leaf.endswith("_parallel") else "collectives" if leaf == "collectives" else "training"
+    return "strategies" if leaf in ON_AXES else "collectives" if leaf == "collectives" else "training"
 
 
 def try_training(done: Callable[[Line], None]) -> None:
@@ -56,7 +57,7 @@ def try_training(done: Callable[[Line], None]) -> None:
     from shardiff.ranks.torch_pool import workers
 
     quick.prepare(8)
-    with workers(4, "cpu", timeout=60) as pool:
+    with workers(8, "cpu", timeout=60) as pool:
         for mutant in MUTANTS:
             began = time.perf_counter()
             verdict = judge(mutant, pool)

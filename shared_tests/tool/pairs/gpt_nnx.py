@@ -51,7 +51,10 @@ class Block(nnx.Module):
 
 
 class GPT(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs) -> None:
+    """stream: how the residual stream is split, where that is stated."""
+
+    def __init__(self, rngs: nnx.Rngs, stream: Any = None) -> None:
+        self.stream = stream
         table = nnx.with_partitioning(nnx.initializers.normal(), (None, "embed"))
         self.tokens = nnx.Embed(VOCABULARY, D, embedding_init=table, rngs=rngs)
         self.places = nnx.Embed(TOKENS, D, embedding_init=table, rngs=rngs)
@@ -60,17 +63,24 @@ class GPT(nnx.Module):
         self.head = linear((D, VOCABULARY), ("embed", None), rngs, bias=False)
 
     def __call__(self, ids: Any) -> Any:
-        x = self.tokens(ids) + self.places(jnp.arange(TOKENS))
+        x = self.stated(self.tokens(ids) + self.places(jnp.arange(TOKENS)))
         for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+            x = self.stated(block(x))
+        return self.stated(self.head(self.norm(x)))
+
+    def stated(self, x: Any) -> Any:
+        return x if self.stream is None else jax.lax.with_sharding_constraint(x, self.stream)
 
 
 def step(mesh: Any, strategy: str) -> tuple[Any, tuple[Any, ...]]:
-    """A training step and its arguments, for a mesh of one axis."""
+    """A training step and its arguments, for a mesh of one axis.
+
+    Where parameters are split on dp, it is stated that activations are not split as they are, but by samples.
+    """
+    stream = NamedSharding(mesh, P("dp")) if strategy == "fully_sharded" else None
 
     def make() -> tuple[Any, Any]:
-        model = GPT(nnx.Rngs(0))
+        model = GPT(nnx.Rngs(0), stream)
         return model, nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)
 
     model, optimizer = shardiff.abstract(make, mesh, rules=RULES[strategy])

@@ -11,8 +11,8 @@ COLLECTIVES = (
         "proof/test_collectives",
         (
             "broadcast from rank 0 whatever the root",
-            "dist.broadcast(x, group_src=root, group=group)",
-            "dist.broadcast(x, group_src=0, group=group)",
+            "dist.broadcast(flat, group_src=root, group=group)",
+            "dist.broadcast(flat, group_src=0, group=group)",
             "test_torch_collective_is_what_numpy_defines",
         ),
         (
@@ -23,13 +23,13 @@ COLLECTIVES = (
         ),
         (
             "every rank keeps what reduce left in its buffer",
-            "return x if group.rank() == root else None",
-            "return x",
+            "if group.rank() != root:",
+            "if False:",
             "test_torch_collective_is_what_numpy_defines",
         ),
         (
             "all_to_all that keeps its blocks",
-            "dist.all_to_all_single(out, x.contiguous(), group=group)",
+            "dist.all_to_all_single(out, x, group=group)",
             "out.copy_(x)",
             "test_torch_collective_is_what_numpy_defines",
         ),

@@ -165,24 +165,6 @@ DIFF = (
             "test_what_only_looks_like_a_rewrite_is_not_explained",
         ),
         (
-            "a ring with a step too few",
-            "missing = size - 1",
-            "missing = size - 2",
-            "test_what_only_looks_like_a_rewrite_is_not_explained",
-        ),
-        (
-            "a permute anywhere is part of a ring",
-            "any(source in group and target in group for group in groups)",
-            "True",
-            "test_what_only_looks_like_a_rewrite_is_not_explained",
-        ),
-        (
-            "any number of peers is one",
-            "if one.record.group_size != 2:",
-            "if False:",
-            "test_what_only_looks_like_a_rewrite_is_not_explained",
-        ),
-        (
             "a shard of any size",
             "if sense.amount(shard) * size != sense.amount(scatter):",
             "if False:",
@@ -274,6 +256,29 @@ DIFF = (
             "if len(chosen) < 2 or not splits(one, chosen):",
             "if len(chosen) < 2:",
             "test_what_only_looks_alike_is_not_explained",
+        ),
+    ),
+    *plant(
+        "diff",
+        "shardiff.diff.rings",
+        "tool/test_diff_lookalikes",
+        (
+            "a ring with a step too few",
+            "missing = size - 1",
+            "missing = size - 2",
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
+        ),
+        (
+            "a permute anywhere is part of a ring",
+            "any(source in group and target in group for group in groups)",
+            "True",
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
+        ),
+        (
+            "any number of peers is one",
+            "if one.record.group_size != 2:",
+            "if False:",
+            "test_what_only_looks_like_a_rewrite_is_not_explained",
         ),
     ),
 )

@@ -8,6 +8,9 @@ apart from rounding.
 
 from __future__ import annotations
 
+from shared_tests.meta.mutants.training.blocks import BLOCKS
+from shared_tests.meta.mutants.training.blocks_jax import BLOCKS_JAX
+from shared_tests.meta.mutants.training.context import CONTEXT
 from shared_tests.meta.mutants.training.harmless import HARMLESS as HARMLESS
 from shared_tests.meta.mutants.training.jax import JAX
 from shared_tests.meta.mutants.training.meshes import MESHES
@@ -20,4 +23,4 @@ from shared_tests.meta.mutants.training.shared import SHARED
 from shared_tests.meta.mutants.training.torch import TORCH
 from shared_tests.meta.mutants.training.zero import ZERO
 
-MUTANTS = (*TORCH, *JAX, *SHARED, *MESHES, *ZERO)
+MUTANTS = (*TORCH, *JAX, *SHARED, *MESHES, *ZERO, *BLOCKS, *CONTEXT, *BLOCKS_JAX)

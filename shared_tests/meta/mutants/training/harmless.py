@@ -8,8 +8,8 @@ HARMLESS = (
     mutant(
         "layers gathered before the replicas' sum: whole gradients are summed, and then scattered",
         "torch_impl.compose",
-        'return (chain(strategies, "weights", layer, mesh) for layer in params)',
-        'return (chain(strategies[::-1], "weights", layer, mesh) for layer in params)',
+        'return (chain(makers, "weights", layer, mesh) for layer in layers)',
+        'return (chain(makers[::-1], "weights", layer, mesh) for layer in layers)',
         set(),
         strategy="fully_sharded",
         mesh="dp=2,fsdp=2",
@@ -18,8 +18,8 @@ HARMLESS = (
     mutant(
         "f left out in shard_map: jax finds that a replicated array is used differently by every rank",
         "jax_impl.shard_map.megatron_tensor_parallel",
-        "x = varying(x, AXIS)",
-        "pass",
+        "enter(x) @ w_up",
+        "x @ w_up",
         set(),
     ),
     mutant(

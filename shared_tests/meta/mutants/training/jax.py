@@ -41,8 +41,8 @@ JAX = (
     mutant(
         "row bias added on every rank, in shard_map",
         "jax_impl.shard_map.megatron_tensor_parallel",
-        "all_reduce(h @ w_down, AXIS)",
-        "all_reduce(h @ w_down + b_down, AXIS)",
+        "leave(h @ w_down)",
+        "leave(h @ w_down + b_down)",
         ALL,
         more=(("gelu(y + b_down)", "gelu(y)"),),
     ),
@@ -63,8 +63,8 @@ JAX = (
     mutant(
         "layers that only fill up a stage are run",
         "jax_impl.compose",
-        "x = jnp.where(there, forward(layers[j : j + unit], x), x)",
-        "x = forward(layers[j : j + unit], x)",
+        "x = jnp.where(there, through(forward, layers[j : j + unit], x, run), x)",
+        "x = through(forward, layers[j : j + unit], x, run)",
         ALL,
         strategy="pipeline_parallel",
         layers=5,
@@ -108,8 +108,8 @@ JAX = (
     mutant(
         "targets not delayed by the stages",
         "jax_impl.annotated.pipeline_parallel",
-        "(bubble[0][::-1], *bubble[1:])",
-        "bubble",
+        "((stages - 1, 0), *rest)",
+        "((0, stages - 1), *rest)",
         ALL,
     ),
     mutant(

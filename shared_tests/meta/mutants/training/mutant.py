@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from contract.axes import one_axis, parse_axes
 from contract.problem import Problem
 from contract.strategy import Run
+from contract.transformer import Transformer
 from shared_tests.edited import Edit
 
 # Claims of contract.proof and of the shards, and two ways to end without a result.
@@ -18,6 +19,7 @@ RAISES, STUCK = "raises", "stuck"
 UPDATE = frozenset({PARAMETERS, STATE})
 BACKWARD = UPDATE | {GRADIENTS, NORM}
 ALL = BACKWARD | {LOSS}
+LOST_SUM = BACKWARD | {REPLICAS}
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Mutant:
 
     words: a pattern in the error's text, for a mutant that raises. The rest describes the run: one strategy on `degree`
     ranks, or the strategies of `mesh`. of_both: the implementation, for a module that both JAX implementations share.
+    problem: if it is not the MLP of `batch` and `layers`.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Mutant:
     overlap: bool = True
     words: str = ""
     schedule: str = "gpipe"
+    problem: Problem | None = None
 
     @property
     def run(self) -> Run:
@@ -52,7 +56,7 @@ class Mutant:
         return Run(
             "torch" if package == "torch_impl" else named,
             parse_axes(self.mesh, (self.strategy,)) if self.mesh else one_axis(self.strategy, self.degree),
-            Problem(self.batch, 8, self.layers, "float64"),
+            self.problem or Problem(self.batch, 8, self.layers, "float64"),
             self.optimizer,
             self.steps,
             self.microbatches,
@@ -67,3 +71,17 @@ def mutant(name: str, module: str, old: str, new: str, claims: frozenset[str] | 
     rest.setdefault("strategy", module.rpartition(".")[2])
     edits = rest.pop("more", ())
     return Mutant(name, module, ((old, new), *edits), frozenset(claims), **rest)
+
+
+MLP = Transformer(batch=4, width=16, layers=1, dtype="float64", sequence=8, heads=4, ff=24)
+MOE = replace(MLP, experts=4)
+
+
+def of_blocks(module: str, name: str, old: str, new: str, claims: frozenset[str] | set[str], **rest: Any) -> Mutant:
+    """A mutant with one edit that is tried with a transformer: with an MLP, if `problem` is not another."""
+    return mutant(name, module, old, new, claims, **{"problem": MLP, **rest})
+
+
+def of_strategy(name: str, *edit: Any, **rest: Any) -> Mutant:
+    """A mutant of a strategy of torch, tried with a transformer."""
+    return of_blocks(f"torch_impl.explicit.{name}", *edit, **rest)

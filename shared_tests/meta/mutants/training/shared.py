@@ -37,9 +37,9 @@ SHARED = (
     mutant(
         "parameters in float32",
         "torch_impl.train",
-        "for a in layer)) for layer in run.problem.parameters()]",
-        "for a in layer)) for layer in run.problem.parameters()]\n"
-        "    full = [Layer(w.float(), b.float()) for w, b in full]",
+        "for a in layer) for layer in run.problem.parameters()]",
+        "for a in layer) for layer in run.problem.parameters()]\n"
+        "    full = [layer._make(a.float() for a in layer) for layer in full]",
         {RAISES},
         strategy="single_device",
         degree=1,
@@ -58,7 +58,7 @@ SHARED = (
         "torch_impl.train",
         "return make_leaves(split_params(full, mesh, run), device)",
         "d = run.world_size**0.5\n"
-        "    return make_leaves([Layer(w * d, b) for w, b in split_params(full, mesh, run)], device)",
+        "    return make_leaves([layer._replace(w=layer.w * d) for layer in split_params(full, mesh, run)], device)",
         ALL | {SHARDS},
         strategy="tensor_parallel",
     ),
