@@ -69,9 +69,9 @@ def plan(
     """One Run for each combination; `rest` goes to all of them. Raises ValueError if one cannot work.
 
     Without implementations: all that can run the schedule. Without strategies: all that can train the problem, or those
-    with a schedule other than GPipe's. The annotated ring, which there is not, is left out unless both are named. Without degrees: 4, or as many as torchrun started, and 1 for
-    single_device. meshes: `dp=2,tp=2`; the strategies are then those of their axes (`contract.axes.parse_axes`), and
-    degrees follow.
+    with a schedule other than GPipe's. An annotated ring, which no annotation derives, is refused only if both are
+    named, and else left out. Without degrees: 4, or as many as torchrun started, and 1 for single_device. meshes:
+    `dp=2,tp=2`; the strategies are then those of their axes (`contract.axes.parse_axes`), and degrees follow.
     """
     started, schedule = torchrun_ranks(), rest.get("schedule", "gpipe")
     problem = problem or Problem()
