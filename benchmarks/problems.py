@@ -27,11 +27,15 @@ def with_experts(problem: Problem, strategies: Sequence[str]) -> Problem:
     return problem
 
 
+def sizes(problem: Problem) -> dict[str, Any]:
+    """The sizes as documents have them: those of an MLP, or `model` and those of a transformer."""
+    model = {"model": "transformer"} if isinstance(problem, Transformer) else {}
+    return {**model, **asdict(problem)}
+
+
 def sizes_of(run: Run) -> dict[str, Any]:
-    """The sizes of a run as documents have them: those of an MLP; or `model`, those of a transformer, `recompute`."""
-    if not isinstance(run.problem, Transformer):
-        return asdict(run.problem)
-    return {"model": "transformer", **asdict(run.problem), "recompute": run.recompute}
+    """The same, and of a transformer what is recomputed."""
+    return sizes(run.problem) | ({"recompute": run.recompute} if isinstance(run.problem, Transformer) else {})
 
 
 def outline(problem: Problem) -> str:

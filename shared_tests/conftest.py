@@ -155,10 +155,12 @@ def execute_on_gpu() -> Iterator[Execute]:
 LONGEST = (
     "test_faults",
     "test_composition",
+    "test_transformer",
     "test_diff",
     "test_trace_script",
     "test_equivalence",
     "test_mutants",
+    "test_attention",
     "test_targets",
     "test_launch",
     "test_cli",

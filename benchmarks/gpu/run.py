@@ -29,7 +29,13 @@ VARIABLES = {
 }
 OF_DEVICE = {
     "cuda": {"JAX_PLATFORMS": "cuda,cpu", "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")},
-    "cpu": {"JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},  # threads that wait for each other say nothing here
+    "cpu": {
+        "JAX_PLATFORMS": "cpu",
+        "OMP_NUM_THREADS": "1",  # threads that wait for each other say nothing here
+        # LLVM optimizes nothing, which takes most of the time. XLA's own passes run as always.
+        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+        + os.environ.get("XLA_FLAGS", ""),
+    },
 }
 
 

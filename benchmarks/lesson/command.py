@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks.options import BATCH, DTYPE, JSON, LAYERS, MICROBATCHES, RESHARD, WIDTH, reshard_of
+from benchmarks.options import DTYPE, JSON, MICROBATCHES, RECOMPUTE, RESHARD, reshard_of
+from benchmarks.problem_options import takes_problem
 from shardiff.cli.answers import TIMEOUT, check_timeout, refuse, repeatable
 
+if TYPE_CHECKING:
+    from contract.problem import Problem
 
+
+@takes_problem
 def lesson(
+    problem: Problem,
     strategy: Annotated[
         list[str] | None, typer.Argument(metavar="STRATEGY...", help="A strategy, or those of the axes of --mesh.")
     ] = None,
@@ -28,11 +35,9 @@ def lesson(
     ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write the lesson as one page.")] = None,
     picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw who holds what to this file.")] = None,
-    batch: Annotated[int, BATCH] = 128,
-    width: Annotated[int, WIDTH] = 1024,
-    layers: Annotated[int, LAYERS] = 4,
     microbatches: Annotated[int, MICROBATCHES] = 4,
     reshard: Annotated[str | None, RESHARD] = None,
+    recompute: Annotated[str, RECOMPUTE] = "none",
     dtype: Annotated[str, DTYPE] = "float32",
     timeout: Annotated[float, TIMEOUT] = 30.0,
     json: Annotated[bool, JSON] = False,
@@ -46,8 +51,7 @@ def lesson(
     from benchmarks.lesson.made import make
     from benchmarks.lesson.picture import picture as draw
     from benchmarks.problems import words
-    from contract.axes import AXES_OF_BLOCKS, one_axis, parse_axes
-    from contract.problem import Problem
+    from contract.axes import one_axis, parse_axes
     from shardiff.system import environment, memory
     from shardiff.system.files import check_path, write
 
@@ -59,17 +63,15 @@ def lesson(
             raise ValueError("give a strategy, such as shardiff lesson fully_sharded, or a --mesh")
         if len(strategy or ()) > 1 and mesh is None:
             raise ValueError("several strategies need a --mesh with an axis for each")
-        rest = {"microbatches": microbatches, "reshard": reshard_of(reshard)}
-        problem = Problem(batch, width, layers, dtype)
+        rest = {"microbatches": microbatches, "reshard": reshard_of(reshard), "recompute": recompute}
+        problem = replace(problem, dtype=dtype)
         asked = [] if target == ["none"] else target or ["cpu"]
         axes = parse_axes(mesh, tuple(strategy or ())) if mesh else one_axis((strategy or [""])[0], degree)
-        if of_blocks := [axis.strategy for axis in axes if axis.strategy in AXES_OF_BLOCKS]:
-            reason = f"a lesson shows the strategies of the MLP, and {of_blocks[0]} is a transformer's"
-            raise ValueError(f"{reason}; see docs/transformer.md")
         ranks = prod(axis.size for axis in axes)
         named = [f"cpu:{ranks}" if each == "cpu" else each for each in asked]
-        pairs = diff_strategies.plan(strategy or [], "annotated", ranks, mesh, named, problem, **rest)
-        memory.require(memory_limit.of_diff([run for run, _ in pairs]), words(problem))
+        derived = "shard_map" if any(axis.strategy == "ring_attention" for axis in axes) else "annotated"
+        pairs = diff_strategies.plan(strategy or [], derived, ranks, mesh, named, problem, **rest)
+        memory.require(memory_limit.of_diff([run for run, _ in pairs]), words(pairs[0][0].problem))
         environment.check(jax=bool(asked))
         targets = [each for _, each in pairs] if asked else []
         with terminal.progress() as update:

@@ -12,11 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.problems import sizes_of
 from contract import cost, strategies
 from contract.layout import layout
 from contract.memory import Memory, memory
-from contract.share import HELD, Part
+from contract.problem import Problem
+from contract.share import HELD, Part, names, narrow
 from contract.strategy import Run
+from contract.transformer import Transformer
 from shardiff.record import Record, totals
 
 if TYPE_CHECKING:
@@ -38,8 +41,9 @@ class Lesson:
 
     @property
     def title(self) -> str:
-        """The strategy and the mesh."""
-        return f"{self.run.strategy} on {self.run.mesh}"
+        """The strategy and the mesh, and what is trained if it is not the MLP."""
+        of = " in a transformer" if isinstance(self.run.problem, Transformer) else ""
+        return f"{self.run.strategy} on {self.run.mesh}{of}"
 
     @property
     def written(self) -> list[Record]:
@@ -57,10 +61,10 @@ class Lesson:
             "schema": 1,
             "strategy": self.run.strategy,
             "mesh": dict(self.run.mesh.axes),
+            **({"problem": sizes_of(self.run)} if isinstance(self.run.problem, Transformer) else {}),
             "files": {name: files(name) for name in self.run.strategies},
             "held": {
-                of: [[words(part, self.run.problem.width) for part in parts] for parts in layout(self.run, of)]
-                for of in HELD
+                of: [[words(part, self.run.problem) for part in parts] for parts in layout(self.run, of)] for of in HELD
             },
             "closed_form": {"records": [r.to_json() for r in self.written], "totals": totals(self.written)},
             "memory": self.memory.to_json(),
@@ -69,20 +73,21 @@ class Lesson:
         }
 
 
-def words(part: Part, width: int) -> str:
+def words(part: Part, problem: Problem) -> str:
     """A part as NumPy would index it: w0[0:256, :] b0[0:256]."""
 
-    def index(s: slice) -> str:
-        start, stop, _ = s.indices(width)
-        return ":" if (start, stop) == (0, width) else f"{start}:{stop}"
+    def index(s: slice, size: int) -> str:
+        start, stop, _ = s.indices(size)
+        return ":" if (start, stop) == (0, size) else f"{start}:{stop}"
 
-    rows, columns = map(index, part.cuts.w)
-    return f"w{part.layer}[{rows}, {columns}] b{part.layer}[{index(part.cuts.b[0])}]"
+    each = zip(names(part), part.cuts, problem.shape(part.layer), strict=True)
+    return " ".join(f"{name}[{', '.join(map(index, cut, shape))}]" for name, cut, shape in each)
 
 
 def files(strategy: str) -> dict[str, str]:
-    """The source of a strategy in each implementation."""
-    return {side: source_of(f"{package}.{strategy}") for side, package in SIDES.items()}
+    """The source of a strategy in each implementation that has it."""
+    modules = {side: f"{package}.{strategy}" for side, package in SIDES.items()}
+    return {side: source_of(module) for side, module in modules.items() if find_spec(module)}
 
 
 def source_of(module: str) -> str:
@@ -101,11 +106,37 @@ def text_of(strategy: str) -> list[str]:
 def rows_of(run: Run, rank: int) -> slice:
     """The rows of the batch that a rank has, as neighbours: strategies that split samples split them in turn."""
     at, start, count = run.mesh.coordinates(rank), 0, run.problem.batch
-    for axis in reversed(run.nested):
+    for axis in run.cutting_the_batch:
         sizes = strategies.of(axis.strategy).rows(count, axis.size)
         if sum(sizes) == count:  # else every rank has all of them
             start, count = start + sum(sizes[: at[axis.name]]), sizes[at[axis.name]]
     return slice(start, start + count)
+
+
+def tokens_of(run: Run, rank: int) -> list[slice]:
+    """The pieces of every sample that a rank has between the layers: one, or two in ring_attention's zigzag."""
+    at, pieces = run.mesh.coordinates(rank), [slice(0, run.problem.sequence)]
+    for axis in run.cutting_the_batch:
+        i, n = at[axis.name], axis.size
+        if axis.strategy == "ring_attention":
+            pieces = [narrow(pieces[0], run.problem.sequence, 2 * n, one) for one in (i, 2 * n - 1 - i)]
+        elif axis.name == "cp":
+            pieces = [narrow(pieces[0], run.problem.sequence, n, i)]
+        elif axis.strategy == "sequence_parallel":
+            pieces = shared(pieces, n, i)
+    return pieces
+
+
+def shared(pieces: list[slice], n: int, index: int) -> list[slice]:
+    """Share number `index` of `n` of the tokens of these pieces, in their order."""
+    size = sum(piece.stop - piece.start for piece in pieces) // n
+    first, found = index * size, []
+    for piece in pieces:
+        length = piece.stop - piece.start
+        start, stop = max(first, 0), min(first + size, length)
+        found += [slice(piece.start + start, piece.start + stop)] if start < stop else []
+        first -= length
+    return found
 
 
 def held_by(run: Run, rank: int, of: str) -> list[Part]:

@@ -13,12 +13,16 @@ from contract.strategy import Run
 
 def make(run: Run, targets: Sequence[Any], progress: Callable[[str], None], timeout: float) -> Lesson:
     """Trace and compile what the lesson shows. Raises ValueError for what cannot be compiled."""
-    derived = [(as_annotated(run), target) for target in targets]
-    spelled = [(as_annotated(run, "naive"), target) for target in targets if "fully_sharded" in run.strategies]
-    every = compute([*derived, *spelled], progress=progress, timeout=timeout) if targets else []
+    derived = [(run, target) for target in targets]
+    naive = [(replace(run, spelling="naive"), target) for target in targets if spelt_naively(run)]
+    every = compute([*derived, *naive], progress=progress, timeout=timeout) if targets else []
     return Lesson(run.in_torch, tuple(every[: len(derived)]), tuple(every[len(derived) :]))
 
 
-def as_annotated(run: Run, spelling: str = "best") -> Run:
-    """The run that XLA derives the communication of."""
-    return replace(run, implementation="annotated", spelling=spelling)
+def spelt_naively(run: Run) -> bool:
+    """Whether a run has a naive spelling."""
+    try:
+        replace(run, spelling="naive")
+    except ValueError:
+        return False
+    return True

@@ -6,9 +6,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lesson.lesson import Lesson, held_by, rows_of
+from benchmarks.lesson.lesson import Lesson, held_by, rows_of, tokens_of
 from contract.share import HELD
 from contract.strategy import Run
+from contract.transformer import Transformer
 from shardiff.diff.view import COLOURS, OTHER
 from shardiff.record import PHASES
 from shardiff.system.files import save
@@ -52,38 +53,66 @@ def picture(lesson: Lesson, path: Path) -> None:
 
 def rows(run: Run) -> list[tuple[str, str, int]]:
     """(label, what is held, layer) of each row; gradients and optimizer state where they are split otherwise."""
-    found = [("samples\nX[B, D]", "batch", 0)]
-    for layer in range(min(2, run.problem.layers)):
-        found.append((f"layer {layer}\nW, b", HELD[0], layer))
+    of_tokens = run.problem.sequence > 1
+    found = [("samples, tokens\nX[B, S, D]" if of_tokens else "samples\nX[B, D]", "batch", 0)]
+    for layer in range(min(2, run.problem.depth)):
+        found.append((f"layer {layer}\n{', '.join(drawn(run, layer))}", HELD[0], layer))
     for of, word in ((HELD[1], "gradient"), (HELD[2], "optimizer state")):
         if any(held_by(run, rank, of) != held_by(run, rank, HELD[0]) for rank in range(run.world_size)):
             found.append((f"{word}\nof layer 0", of, 0))
     return found
 
 
+def drawn(run: Run, layer: int) -> list[str]:
+    """The names of a layer's parameters in the order in which they are drawn: matrices, and a vector below them."""
+    shape = run.problem.shape(layer)
+    ordered = sorted(zip(shape._fields, shape, strict=True), key=lambda one: len(one[1]) == 1)
+    return [name if isinstance(run.problem, Transformer) else name.replace("w", "W") for name, _ in ordered]
+
+
 def draw_part(axes: Any, place: tuple[float, float], run: Run, rank: int, of: str, layer: int) -> None:
-    """A whole array in outline, and a rank's part of it in colour; of a layer W, and b below it."""
+    """Whole arrays in outline, and a rank's parts in colour: of a layer the matrices, and a vector below them."""
     from matplotlib.patches import Rectangle
 
-    d, (left, top) = run.problem.width, place
+    left, top = place
 
     def box(x: float, y: float, width: float, height: float, colour: str = "none") -> None:
         axes.add_patch(
             Rectangle((left + x, top + y), width, height, facecolor=colour, edgecolor=OUTLINE, linewidth=0.8)
         )
 
-    box(0, 0, 1, 1)
     if of == "batch":
-        mine, total = rows_of(run, rank), run.problem.batch
-        box(0, mine.start / total, 1, (mine.stop - mine.start) / total, HELD_BY)
+        box(0, 0, 1, 1)
+        mine, total, tokens = rows_of(run, rank), run.problem.batch, run.problem.sequence
+        for piece in tokens_of(run, rank):
+            across, down = (piece.stop - piece.start) / tokens, (mine.stop - mine.start) / total
+            box(piece.start / tokens, mine.start / total, across, down, HELD_BY)
         return
+    shapes = run.problem.shape(layer)
+    matrices = [i for i, shape in enumerate(shapes) if len(shape) > 1]
+    (vector,) = (i for i, shape in enumerate(shapes) if len(shape) == 1)
+    side = 1 / len(matrices)
+    across = side if len(matrices) == 1 else 0.9 * side
+    for column in range(len(matrices)):
+        box(column * side, 0, across, 1)
     box(0, 1.08, 1, 0.12)
     for part in held_by(run, rank, of):
         if part.layer == layer:
-            (first, end, _), (start, stop, _) = (s.indices(d) for s in part.cuts.w)
-            box(start / d, first / d, (stop - start) / d, (end - first) / d, HELD_BY)
-            start, stop, _ = part.cuts.b[0].indices(d)
-            box(start / d, 1.08, (stop - start) / d, 0.12, HELD_BY)
+            for column, i in enumerate(matrices):
+                for x, y, width, height in pieces_of(part.cuts[i], shapes[i]):
+                    box(column * side + x * across, y, width * across, height, HELD_BY)
+            (length,) = shapes[vector]
+            start, stop, _ = part.cuts[vector][0].indices(length)
+            box(start / length, 1.08, (stop - start) / length, 0.12, HELD_BY)
+
+
+def pieces_of(cut: tuple[slice, ...], shape: tuple[int, ...]) -> list[tuple[float, float, float, float]]:
+    """A part of a matrix as (x, y, width, height) in shares of the whole; of several matrices, one below the other."""
+    (first, end, _), (start, stop, _) = (s.indices(size) for s, size in zip(cut[-2:], shape[-2:], strict=True))
+    rows, columns = shape[-2:]
+    many, these = (shape[0], range(*cut[0].indices(shape[0]))) if len(shape) == 3 else (1, range(1))
+    sized = (stop - start) / columns, (end - first) / rows / many
+    return [(start / columns, (i + first / rows) / many, *sized) for i in these]
 
 
 def moved(lesson: Lesson) -> list[tuple[str, str]]:

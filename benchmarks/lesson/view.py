@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import diff_view, terminal
-from benchmarks.lesson.lesson import Lesson, files, held_by, rows_of, text_of, words
+from benchmarks.lesson.lesson import Lesson, files, held_by, rows_of, text_of, tokens_of, words
 from benchmarks.lesson.picture import picture
+from benchmarks.problems import words_of
 from contract.share import HELD
 from shardiff.record import PHASES
 from shardiff.system.words import size
@@ -26,6 +27,7 @@ def parts(lesson: Lesson) -> Iterator[RenderableType]:
     from rich.text import Text
 
     yield Text(lesson.title, style="bold")
+    yield words_of(lesson.run) + "\n"
     for name in lesson.run.strategies:
         yield "\n\n".join(text_of(name)) + "\n"
     yield held_table(lesson)
@@ -38,19 +40,24 @@ def parts(lesson: Lesson) -> Iterator[RenderableType]:
     for one in lesson.diffs:
         yield from diff_view.parts(one)
     for one in lesson.naive:
-        yield "The naive spelling states how the parameters are split, and nothing else:"
+        yield "The naive spelling states how the parameters are split, and little else:"
         yield from diff_view.parts(one)
 
 
 def held_table(lesson: Lesson) -> RenderableType:
-    """For each rank, its rows of the batch and its part of the first two layers."""
-    run, d = lesson.run, lesson.run.problem.width
-    made = terminal.table(["rank", "samples", *(of.replace("_", " ") for of in HELD)], [], "Who holds what", gap=2)
+    """For each rank, its rows of the batch, its tokens of each sample, and its part of the first two layers."""
+    run, problem = lesson.run, lesson.run.problem
+    tokens = ["tokens"] if problem.sequence > 1 else []
+    made = terminal.table(
+        ["rank", "samples", *tokens, *(of.replace("_", " ") for of in HELD)], [], "Who holds what", gap=2
+    )
     for rank in range(min(run.world_size, 16)):
         rows = rows_of(run, rank)
-        cells = ["  ".join(map(lambda part: words(part, d), held_by(run, rank, of))) or "-" for of in HELD]
+        between = "\n" if tokens else "  "  # the parts of a block are long
+        cells = [between.join(map(lambda part: words(part, problem), held_by(run, rank, of))) or "-" for of in HELD]
         same = [cell if i == 0 or cell != cells[0] else "the same" for i, cell in enumerate(cells)]
-        made.add_row(str(rank), f"{rows.start}:{rows.stop}", *same)
+        pieces = " ".join(f"{piece.start}:{piece.stop}" for piece in tokens_of(run, rank))
+        made.add_row(str(rank), f"{rows.start}:{rows.stop}", *([pieces] if tokens else []), *same)
     return made
 
 
@@ -99,6 +106,7 @@ def page(lesson: Lesson) -> str:
     names = lesson.run.strategies
     return made.get_template("lesson.html.j2").render(
         title=lesson.title,
+        sizes=words_of(lesson.run),
         texts={name: text_of(name) for name in names},
         files={name: files(name) for name in names},
         svg=svg,

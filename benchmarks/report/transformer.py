@@ -27,9 +27,10 @@ from shardiff.system.files import write
 
 ROOT = Path(__file__).parents[2]
 PAGE, PICTURE = ROOT / "docs" / "transformer_steps.md", ROOT / "docs" / "transformer_steps.png"
-SIZES = "--model transformer --batch 4 --sequence 128 --width 256 --layers 4"
+SIZES = "--model transformer --batch 4 --sequence 64 --width 512 --layers 4"
 COMMANDS = {  # what measures each result, and the results' names
-    "steps": f"bench steps {SIZES} --implementation torch --implementation peer --iterations 16 --rounds 2",
+    "steps": f"bench steps {SIZES} --implementation torch --implementation peer --iterations 12 --rounds 2 "
+    "--speed-batch 512",
     "programs": f"bench steps {SIZES} --ranks 2 --implementation shard_map --implementation annotated --iterations 8 "
     "--rounds 2 --speed-batch 512",
     "recompute": f"bench steps {SIZES} --ranks 2 --strategy single_device --strategy sequence_parallel "

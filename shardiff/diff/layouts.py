@@ -48,8 +48,10 @@ def weights(found: Match, side: int) -> None:
 def tokens(found: Match, side: int) -> None:
     """Gathers and scattered sums of `side`, one for each all_to_all of the other over the same ranks in that phase.
 
-    What stands for an exchange moves all tokens where it moved some, so it is no smaller, and of the same kind.
+    What stands for an exchange moves all tokens where it moved some, so it is no smaller, and of the same kind. What is
+    smaller goes with the tokens: where they go, and with which weight they come back.
     """
+    exchanges: list[Atom] = []
     for theirs in found.open(1 - side, "all_to_all"):
         while theirs.left:
             mine = [
@@ -66,6 +68,16 @@ def tokens(found: Match, side: int) -> None:
             times = min(largest.left, theirs.left)
             rules = {"gather_and_scatter"} | (overlooked(largest, theirs) & {"dtype", "more_groups"})
             found.link([(largest, times), (theirs, times)], rules, extra=True)
+            exchanges.append(theirs)
+    for theirs in exchanges:
+        for op in ("all_gather", "all_reduce"):
+            for a in found.open(side, op):
+                beside = (
+                    a.record.phase == theirs.record.phase and a.elements < theirs.elements and by_compiler(a.record)
+                )
+                last = (a.record.detail or "").rpartition("/")[2]
+                if beside and same_ranks(a, theirs) and a.moves is None and last != "top_k":
+                    found.link([(a, a.left)], ["gather_and_scatter"], extra=True)
 
 
 def resharded(found: Match, side: int) -> None:

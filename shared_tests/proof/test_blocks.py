@@ -209,7 +209,7 @@ def test_sizes_of_a_block_are_free_and_every_matrix_has_its_own_scale():
 
 @pytest.mark.parametrize("mesh", ["dp=2", "fsdp=2,tp=2", "ep=2", "pp=2"])
 def test_the_reference_is_one_for_all_meshes(mesh):
-    run = Run("torch", (), replace(MIXED, experts=4), steps=2, microbatches=1)
+    run = Run("torch", (), replace(MIXED, experts=4, ff=4), steps=2, microbatches=1)
     want, got = reference.run(run), reference.run(replace(run, axes=parse_axes(mesh)))
     np.testing.assert_array_equal(got.losses, want.losses)
     np.testing.assert_array_equal(got.params[1].up, want.params[1].up)

@@ -86,7 +86,7 @@ OPTIONS = {
     "diff": "name:target,left-target,right-target,implementation,mesh,left-mesh,right-mesh,precision,fail-on,dtype,"
     f"schedule,reshard,recompute,spelling,model number:degree,nproc,step,microbatches,chunks,timeout,{OF_PROBLEM} "
     "path:picture flag:json",
-    "lesson": "name:mesh,target,reshard,dtype number:degree,batch,width,layers,microbatches,timeout "
+    "lesson": f"name:mesh,target,reshard,recompute,dtype,model number:degree,microbatches,timeout,{OF_PROBLEM} "
     "path:output,picture flag:json",
     "hlo": "flag:json",
     "report": "path:output,results name:section,fail-on number:timeout flag:quick,full,fresh,verbose,json",

@@ -73,3 +73,17 @@ def test_short_vectors_of_a_flat_buffer_are_gathered_by_sums():
     row = only_row([rec("reduce_scatter", 96), rec("all_reduce", 4)], [rec("reduce_scatter", 100)])
     assert row.rules == ("fused_reduce_scatter", "combined")
     assert unexplained(align([rec("all_gather", 100, "forward")], right[:2])) > 0
+
+
+def test_what_goes_with_tokens_is_gathered_with_them():
+    exchange, gather = rec("all_to_all", 64, "forward"), derived(rec("all_gather", 128, "forward"))
+    gates = derived(rec("all_gather", 16, "forward"), "jvp()/mul")
+    assert unexplained(align([exchange], [gather, gates])) == 0
+    for left, right in (
+        ([], [gates]),
+        ([exchange], [gates]),
+        ([exchange], [gather, replace(gates, phase="backward")]),
+        ([exchange], [gather, replace(gates, moves="parameter")]),
+        ([exchange], [gather, rec("all_gather", 16, "forward")]),
+    ):
+        assert unexplained(align(left, right)) > 0

@@ -52,8 +52,7 @@ REFUSED = {
     "check --strategy ring_attention": "ring_attention splits the sequence of a transformer, and the problem is an MLP",
     "diff ring_attention --model transformer": "no annotation derives a ring: what XLA makes of a split sequence is "
     "context_parallel",
-    "lesson sequence_parallel": "a lesson shows the strategies of the MLP, and sequence_parallel is a transformer's; "
-    "see docs/transformer.md",
+    "lesson sequence_parallel": "sequence_parallel splits blocks of a transformer, and the problem is an MLP",
 }
 
 
@@ -102,9 +101,7 @@ def test_json_of_check_has_the_sizes_that_all_rows_share_and_the_experts_of_each
     read = parse("check", document)
     assert (read.settings.model, read.settings.ff, read.rows[-1].experts) == ("transformer", 24, 8)
     shown = str([*report_check.blocks(read, lambda *_: iter(()))])
-    assert (
-        "All runs train a transformer: batch 4, sequence 8, width 16, heads 4, ff 24, layers 2, recompute" in shown
-    )
+    assert "All runs train a transformer: batch 4, sequence 8, width 16, heads 4, ff 24, layers 2, recompute" in shown
     assert all(setting.endswith(", transformer") for _, setting in figures(read))  # an MLP's are others
     with pytest.raises(ValueError, match="mlp or transformer"):
         parse("check", {**document, "settings": {**document["settings"], "model": "gpt"}})
