@@ -16,7 +16,7 @@ from contract.problem import Problem
 from contract.schedule import SCHEDULES, unfit
 from contract.strategy import Run
 from shardiff.tracing.merge import merge as merge_calls
-from shared_tests import on_ranks
+from shared_tests import evidence, on_ranks
 
 SIZES = Problem(batch=13, width=8, layers=8, dtype="float64")  # microbatches of different sizes
 
