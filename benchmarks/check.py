@@ -68,10 +68,10 @@ def plan(
 ) -> list[Run]:
     """One Run for each combination; `rest` goes to all of them. Raises ValueError if one cannot work.
 
-    Without implementations: all that can run the schedule and the strategy. Without strategies: all that can train the
-    problem, or those with a schedule other than GPipe's. Without degrees: 4, or as many as torchrun started, and 1 for
-    single_device. meshes: `dp=2,tp=2`; the strategies are then those of their axes (`contract.axes.parse_axes`), and
-    degrees follow.
+    Without implementations: all that can run the schedule. Without strategies: all that can train the problem, or those
+    with a schedule other than GPipe's. An annotated ring, which no annotation derives, is refused only if both are
+    named, and else left out. Without degrees: 4, or as many as torchrun started, and 1 for single_device. meshes:
+    `dp=2,tp=2`; the strategies are then those of their axes (`contract.axes.parse_axes`), and degrees follow.
     """
     started, schedule = torchrun_ranks(), rest.get("schedule", "gpipe")
     problem = problem or Problem()
@@ -90,8 +90,11 @@ def plan(
         implementations or IMPLEMENTATIONS, chosen, dtypes, optimizers
     ):
         names = [axis.strategy for axis in axes]
-        if not implementations and implementation == "annotated" and (schedule != "gpipe" or "ring_attention" in names):
-            continue  # what no annotation expresses
+        if implementation == "annotated":  # what no annotation expresses is left out, unless it is asked for by name
+            if schedule != "gpipe" and not implementations:
+                continue
+            if "ring_attention" in names and not (implementations and (strategies or meshes)):
+                continue
         run = Run(implementation, axes, with_experts(replace(problem, dtype=dtype), names), optimizer, **rest)
         if implementation == "torch" and started and run.world_size not in (1, started):
             ranks = f"{run.world_size} ranks" if meshes else f"degree {run.world_size}"

@@ -5,13 +5,16 @@ these follow both of the whole, and the backward pass of a part needs those of t
 2205.14135, appendix B).
 
 Everything is in float32 at least, with the heads before the sequence, so that a product is one for each head: queries
-[B, H, S, K], which are already divided by sqrt(K), keys and values [B, H, T, K], logarithms of sums [B, H, S, 1].
+[B, H, S, K], which are already divided by sqrt(K), keys and values [B, H, T, K], logarithms of sums [B, H, S, 1]. Where
+torch has one kernel for all of a part, that is used.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from torch_impl import fused_attention
 
 
 def wide(x: Tensor) -> Tensor:
@@ -28,13 +31,14 @@ def scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     """[B, H, S, T]. causal: a query sees the keys up to its own number."""
     found = q @ k.mT
     if causal:
-        hidden = torch.ones(found.shape[-2:], dtype=torch.bool, device=q.device).triu_(1)
-        found.masked_fill_(hidden, -torch.inf)
+        found += found.new_full(found.shape[-2:], -torch.inf).triu_(1)
     return found
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """The output of a part [B, H, S, K], and the logarithm of its sum."""
+    if fused_attention.usable(q):
+        return fused_attention.attend_to(q, k, v, causal)
     p = scores(q, k, causal)
     most = p.amax(-1, keepdim=True)
     total = p.sub_(most).exp_().sum(-1, keepdim=True)
@@ -50,12 +54,15 @@ def join(whole: tuple[Tensor, Tensor], part: tuple[Tensor, Tensor]) -> None:
 
 
 def attend_back(
-    q: Tensor, dout: Tensor, total: Tensor, weighted: Tensor, k: Tensor, v: Tensor, causal: bool
+    q: Tensor, dout: Tensor, out: Tensor, total: Tensor, k: Tensor, v: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of a part: of q, k and v.
 
-    total: of the whole. weighted: sum(dout * out) of the whole over K, [B, H, S, 1].
+    out, total: of the whole.
     """
+    if fused_attention.usable(q):
+        return fused_attention.attend_back(q, dout, out, total, k, v, causal)
+    weighted = (dout * out).sum(-1, keepdim=True)  # the sum of p dp over all keys
     p = scores(q, k, causal).sub_(total).exp_()
     dv = p.mT @ dout
     ds = (dout @ v.mT).sub_(weighted).mul_(p)

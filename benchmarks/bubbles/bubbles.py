@@ -33,7 +33,7 @@ from benchmarks.bubbles.plan import Plan
 from benchmarks.documents import resume
 from benchmarks.documents.figures import adjacent_ratios, over_ranks, spread
 from benchmarks.pools import workers
-from benchmarks.problems import sizes
+from benchmarks.problems import sizes_of
 from contract.layout import schedule_of
 from contract.memory import memory
 from contract.schedule import make
@@ -66,7 +66,7 @@ def begin(plan: Plan) -> dict[str, Any]:
         "machine": machine.facts(),
         "method": METHOD,
         "settings": {
-            **sizes(plan.runs[0].problem),
+            **sizes_of(plan.runs[0]),
             "iterations": plan.iterations,
             "device": plan.device,
             "paced_seconds": plan.paced_seconds,

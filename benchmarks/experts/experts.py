@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.documents.figures import adjacent_ratios, over_ranks, spread
 from benchmarks.experts.skewed import SPARSE
 from benchmarks.pools import workers
-from benchmarks.problems import sizes
+from benchmarks.problems import sizes_of
 from benchmarks.steps.numbers import GRADIENTS
 from contract.axes import one_axis
 from contract.strategy import Run
@@ -80,15 +80,22 @@ def plan(
     return Plan(problem, tuple(dict.fromkeys(ranks)), tuple(dict.fromkeys(skews)), iterations, on, timeout)
 
 
+def begin(plan: Plan) -> dict[str, Any]:
+    """The document before anything is measured."""
+    run = Run("torch", (), plan.problem, microbatches=1)
+    settings = {**sizes_of(run), "iterations": plan.iterations, "device": plan.device}
+    document: dict[str, Any] = {"kind": "experts", "schema": 1, "complete": False, "machine": machine.facts()}
+    document |= {"method": METHOD, "settings": settings, "runs": [], "rows": [], "failures": []}
+    return document
+
+
 def measure(
     plan: Plan,
     save: Callable[[dict[str, Any]], object] = lambda document: None,
     starting: Callable[[str], object] = lambda what: None,
 ) -> dict[str, Any]:
     """The document. Raises WorkerError if a rank fails."""
-    settings = {**sizes(plan.problem), "iterations": plan.iterations, "device": plan.device}
-    document: dict[str, Any] = {"kind": "experts", "schema": 1, "complete": False, "machine": machine.facts()}
-    document |= {"method": METHOD, "settings": settings, "runs": [], "rows": [], "failures": []}
+    document = begin(plan)
     for n in plan.ranks:
         starting(f"expert_parallel, {n} ranks")
         with workers("torch", n, plan.device, plan.timeout) as pool:

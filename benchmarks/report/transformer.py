@@ -1,9 +1,14 @@
-"""docs/transformer_steps.md, made from the results that it shows: `python -m benchmarks.report.transformer`."""
+"""docs/transformer_steps.md, made from the results that it shows: `python -m benchmarks.report.transformer`.
+
+With the word `commands` behind it, it prints what measures them.
+"""
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +27,10 @@ from shardiff.system.files import write
 
 ROOT = Path(__file__).parents[2]
 PAGE, PICTURE = ROOT / "docs" / "transformer_steps.md", ROOT / "docs" / "transformer_steps.png"
-SIZES = "--model transformer --batch 4 --sequence 128 --width 256 --layers 4"
+SIZES = "--model transformer --batch 4 --sequence 64 --width 512 --layers 4"
 COMMANDS = {  # what measures each result, and the results' names
-    "steps": f"bench steps {SIZES} --implementation torch --implementation peer --iterations 16 --rounds 2",
+    "steps": f"bench steps {SIZES} --implementation torch --implementation peer --iterations 12 --rounds 2 "
+    "--speed-batch 512",
     "programs": f"bench steps {SIZES} --ranks 2 --implementation shard_map --implementation annotated --iterations 8 "
     "--rounds 2 --speed-batch 512",
     "recompute": f"bench steps {SIZES} --ranks 2 --strategy single_device --strategy sequence_parallel "
@@ -67,8 +73,8 @@ long. Attention's products of queries, keys and values have no gradient of a wei
 that, and "weighted", which replays the schedule with the measured durations, is larger than the closed form."""
 
 
-def page(results: dict[str, Any]) -> str:
-    """The page. results: by the names of COMMANDS."""
+def page(results: dict[str, Any], files: dict[str, str] | None = None) -> str:
+    """The page. results: by the names of COMMANDS. files: where they are, from the checkout's root; the newest ones."""
     steps, programs, recompute, imbalance, of_bubbles = (results[name] for name in COMMANDS)
     parts = ["# Steps of a transformer", wrapped(INTRO), "## Every strategy", wrapped(STEPS)]
     parts += [markdown(table(together(steps, programs))), *map(wrapped, sentences(steps))]
@@ -80,8 +86,7 @@ def page(results: dict[str, Any]) -> str:
     parts += [wrapped(f"{plain(line)}.") for line in experts.notes(imbalance)] + [origin(imbalance)]
     parts += ["## The bubble of a pipeline of blocks", wrapped(BUBBLES), markdown(from_rich(bubbles.table(of_bubbles)))]
     parts += [origin(of_bubbles, f"{of_bubbles.settings}, {of_bubbles.settings.iterations} steps")]
-    commands = [f".venv/bin/shardiff {line} --output {output(name)}" for name, line in COMMANDS.items()]
-    commands.append(".venv/bin/python -m benchmarks.report.transformer")
+    commands = lines(files or {name: latest(name) for name in COMMANDS})
     return "\n\n".join([*parts, "## Commands", "\n".join(["```sh", *commands, "```"])]) + "\n"
 
 
@@ -146,15 +151,26 @@ def wrapped(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
 
 
-def output(name: str) -> str:
-    """The latest file of a result, from the checkout's root."""
-    [*_, latest] = sorted((ROOT / "benchmarks" / "results").glob(f"*_transformer_{name}_2_cores.json"))
-    return str(latest.relative_to(ROOT))
+def lines(files: dict[str, str]) -> list[str]:
+    """The commands that measure everything and then make the page."""
+    measuring = [f".venv/bin/shardiff {line} --output {files[name]}" for name, line in COMMANDS.items()]
+    return [*measuring, ".venv/bin/python -m benchmarks.report.transformer"]
+
+
+def latest(name: str) -> str:
+    """The newest file of a result, from the checkout's root."""
+    [*_, found] = sorted((ROOT / "benchmarks" / "results").glob(f"*_transformer_{name}_2_cores.json"))
+    return str(found.relative_to(ROOT))
+
+
+def of_today() -> dict[str, str]:
+    """The files of results that are measured today."""
+    return {name: f"benchmarks/results/{date.today()}_transformer_{name}_2_cores.json" for name in COMMANDS}
 
 
 def results() -> dict[str, Section]:
     """Name -> the result in its file."""
-    documents = {name: read_file(ROOT / output(name)) for name in COMMANDS}
+    documents = {name: read_file(ROOT / latest(name)) for name in COMMANDS}
     return {name: parse(*next(iter(each.items()))) for name, each in documents.items()}
 
 
@@ -166,4 +182,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print("\n".join(lines(of_today()))) if sys.argv[1:] == ["commands"] else main()

@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks import turns
 from benchmarks.documents import resume
-from benchmarks.problems import sizes, strategies_of, with_experts
+from benchmarks.problems import sizes_of, strategies_of, with_experts
 from benchmarks.steps.numbers import (
     IMPLEMENTATIONS,
     METHOD,
@@ -167,7 +167,7 @@ def begin(plan: Plan) -> dict[str, Any]:
     document: dict[str, Any] = {"kind": "steps", "schema": 1, "complete": False, "machine": machine.facts()}
     document["method"] = METHOD
     document["settings"] = {
-        **sizes(run.problem),
+        **sizes_of(run),
         "optimizer": run.optimizer,
         "microbatches": max(r.microbatches for r in plan.runs),
         "schedule": plan.runs[-1].schedule,
@@ -175,7 +175,6 @@ def begin(plan: Plan) -> dict[str, Any]:
         "iterations": plan.iterations,
         "rounds": plan.rounds,
         "device": plan.device,
-        "recompute": run.recompute,
         "recomputes": list(plan.recompute),
         "speed_batch": plan.speed_batch,
         "implementations": list(plan.implementations),

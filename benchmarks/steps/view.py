@@ -91,7 +91,7 @@ def recompute_table(result: Steps) -> Table:
     keeps over the closed form; of XLA they are its temporaries.
     """
     numbers = ["step", "predicted", "activations", "formula", "wire", "compiled"]
-    made = terminal.table(["strategy", "ranks", "implementation", "recompute"], numbers)
+    made = terminal.table(["strategy", "ranks", "implementation"], numbers, gap=1)
     made.columns[0].no_wrap = False
     shown = None
     ratios = {(r.key, r.of): r.ratio.median for r in result.ratios}
@@ -105,8 +105,7 @@ def recompute_table(result: Steps) -> Table:
         known = row.framework == "torch" and measured[1] is not None and formula
         made.add_row(
             *(cells(row) if row.key != shown else ("", "")),
-            row.implementation,
-            row.recompute,
+            row.label,
             f"{time:.2f}" if time is not None else "-",
             predicted,
             change(*measured),

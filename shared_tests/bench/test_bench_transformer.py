@@ -8,17 +8,20 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from benchmarks.documents.bubbles import Bubbles
 from benchmarks.documents.experts import Imbalance
 from benchmarks.documents.results_io import parse_as
 from benchmarks.documents.steps import Steps
 from benchmarks.experts import experts
 from benchmarks.experts import view as experts_view
 from benchmarks.experts.skewed import DROPPING, OURS, SPARSE
+from benchmarks.flops import products
 from benchmarks.report import sections
 from benchmarks.report import transformer as page
 from benchmarks.steps import steps, view
 from contract.transformer import Transformer
 from shared_tests.bench.pools import shared
+from shared_tests.bench.report_documents import piped
 
 BEFORE_FORK = ("benchmarks.steps.torch", "torch._dynamo")
 SMALL = Transformer(batch=4, width=16, layers=2, sequence=8, heads=4, ff=24)
@@ -63,7 +66,8 @@ def test_contestants_take_part_with_all_that_is_recomputed_and_train_the_same(me
 def test_what_is_recomputed_is_shown_beside_what_it_saves(measured):
     result = parse_as(Steps, measured[1])
     text = shown(view.recompute_table(result))
-    assert "sequence_parallel" in text and "1.27" in text  # of the operations, with a block
+    assert "sequence_parallel" in text
+    assert f" {products(SMALL, 'block') / products(SMALL):.2f} " in text  # predicted
     assert max(map(len, text.splitlines())) <= 120
     assert any("recompute" in block.title or "recomputing" in block.title for block in tables(result))
 
@@ -113,5 +117,20 @@ def test_popular_experts_need_more_slots_or_drop_more_tokens():
     assert experts.rows(plan, 2, told)[0]["difference"] == 1e-2
 
 
+def test_a_page_shows_all_results(measured):
+    loads = {"busiest_expert": 1.2, "busiest_rank": 1.1, "capacity": 4, "dropped": 0.1, "difference": 1e-7}
+    taken = {name: [0.1] for name in (OURS, DROPPING, SPARSE)}
+    plan = experts.plan(replace(SMALL, experts=4), [2], [0.0], iterations=1, device="cpu", timeout=90)
+    rows = experts.rows(plan, 2, [[{**loads, "seconds": taken}]] * 2)
+    alone, torch = (parse_as(Steps, document) for document in measured)
+    imbalance = parse_as(Imbalance, experts.begin(plan) | {"rows": rows})
+    results = {"steps": torch, "programs": alone, "recompute": torch, "experts": imbalance}
+    text = page.page(results | {"bubbles": parse_as(Bubbles, piped())}, page.of_today())
+    assert "DTensor parallelize_module" in text and "Ours takes at most as long" in text
+    assert text.count("| 2 | 0 | 1.20 | 1.10 |") == 1
+    assert all(f"shardiff {line} --output benchmarks/results/" in text for line in page.COMMANDS.values())
+
+
+@pytest.mark.skipif(not page.PAGE.exists(), reason="docs/transformer_steps.md is made when its results are measured")
 def test_the_page_is_made_from_the_results():
     assert page.PAGE.read_text(encoding="utf-8") == page.page(page.results())

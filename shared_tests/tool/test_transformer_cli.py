@@ -67,6 +67,9 @@ def test_the_default_plan_has_every_strategy_of_a_transformer_and_experts_where_
     ran = {(run.implementation, run.strategy) for run in runs}
     every = {(one, strategy) for one in IMPLEMENTATIONS for strategy in STRATEGIES_OF_BLOCKS}
     assert every - ran == {("annotated", "ring_attention")} and len(runs) == len(ran)
+    assert {run.strategy for run in check.plan(["annotated"], problem=problem_of("transformer"))} == {
+        strategy for implementation, strategy in ran if implementation == "annotated"
+    }
     assert {run.problem.experts for run in runs if run.strategy == "expert_parallel"} == {8}
     assert {run.problem.experts for run in runs if run.strategy != "expert_parallel"} == {0}
 

@@ -92,12 +92,12 @@ class _Ring(torch.autograd.Function):
         q, k, v, out, sums = ctx.saved_tensors
         group, scale = ctx.group, q.shape[-1] ** -0.5
         queries, dout = by_heads(q) * scale, by_heads(grads[0])
-        weighted = (dout * out.transpose(1, 2)).sum(-1, keepdim=True)  # the sum of p dp over the keys
+        out = out.transpose(1, 2)
         kv, works = by_heads_together(k, v), []
         dq, dkv = torch.zeros_like(dout), torch.zeros_like(kv)
         for source, kv in around(kv, group):
             rows, columns = visible(group.rank(), source, q.shape[1])
-            of_queries = (a[:, :, rows] for a in (queries, dout, sums, weighted))
+            of_queries = (a[:, :, rows] for a in (queries, dout, out, sums))
             dqi, *mine = attend_back(*of_queries, *wide(kv[..., columns, :]), causal=source == group.rank())
             dq[:, :, rows] += dqi
             for work in works:

@@ -132,8 +132,8 @@ FIGURES = (
         "bench/test_step_figures",
         (
             "a product more than the passes have",
-            "product * (3 * problem.layers - 1)",
-            "product * 3 * problem.layers",
+            "(forward // problem.layers if problem.unit == 1 else 0)",
+            "0",
             "test_rates_count_the_operations_and_bytes_of_the_passes_and_the_update",
         ),
         (

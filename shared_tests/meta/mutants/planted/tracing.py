@@ -52,7 +52,7 @@ VERIFIER = (
     ),
     *plant(
         "verifier",
-        "shardiff.summary",
+        "shardiff.program",
         "tool/test_trace_formats",
         (
             "a message counted for both its ends",

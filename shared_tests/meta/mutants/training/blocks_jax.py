@@ -123,9 +123,9 @@ BLOCKS_JAX = (
     ),
     in_jax(
         "transformer",
-        "queries and keys confused",
-        "jnp.stack([self.q[...], self.k[...], self.v[...]], 1)",
-        "jnp.stack([self.v[...], self.k[...], self.q[...]], 1)",
+        "queries and values confused",
+        "in (self.q[...], self.k[...], self.v[...])",
+        "in (self.v[...], self.k[...], self.q[...])",
         ALL,
         strategy="sequence_parallel",
         of_both="annotated",

@@ -60,8 +60,8 @@ CONTEXT = (
     ),
     in_ring(
         "the mask of a rank's own piece lost",
-        "wide(kv[..., columns, :]), causal=source == rank)",
-        "wide(kv[..., columns, :]), causal=False)",
+        "attend_to(queries, *wide(kv), causal=True)",
+        "attend_to(queries, *wide(kv), causal=False)",
         ALL,
     ),
     in_ring(
@@ -92,7 +92,14 @@ CONTEXT = (
     ),
     in_softmax("logarithms of sums added", "torch.logaddexp(so_far, of_part)", "so_far + of_part", ALL),
     in_softmax("the sum so far not kept", "    so_far.copy_(total)\n", "", ALL, degree=4),
-    in_softmax("the backward pass of a softmax without its sum", ".sub_(weighted)", "", BACKWARD),
+    of_blocks(
+        "torch_impl.fused_attention",
+        "the backward pass of a softmax without its sum",
+        "of_whole = out, ",
+        "of_whole = torch.zeros_like(out), ",
+        BACKWARD,
+        strategy="ring_attention",
+    ),
     of_strategy(
         "ulysses",
         "split and concat swapped on the way back",
