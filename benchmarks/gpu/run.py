@@ -32,6 +32,7 @@ OF_DEVICE = {
     "cpu": {
         "JAX_PLATFORMS": "cpu",
         "OMP_NUM_THREADS": "1",  # threads that wait for each other say nothing here
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",  # else torch.compile tries each vector unit in a process that imports torch
         # LLVM optimizes nothing, which takes most of the time. XLA's own passes run as always.
         "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
         + os.environ.get("XLA_FLAGS", ""),
