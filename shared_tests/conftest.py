@@ -54,6 +54,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (collectives_command, steps_command, bubbles_command, report_command):
         monkeypatch.setattr(module, "answer", started)
+    monkeypatch.setattr(collectives_command, "answer_wire", started)
     monkeypatch.setattr(commands, "answer_check", started)
     monkeypatch.setattr(diff_command, "answer_diff", started)
     monkeypatch.setattr(trace_script, "show", started)
