@@ -99,8 +99,8 @@ OPTIONS = {
     "bench steps": "name:strategy,mesh,implementation,dtype,optimizer,device,schedule,reshard,recompute,model "
     f"number:ranks,iterations,rounds,microbatches,chunks,speed-batch,timeout,{OF_PROBLEM} "
     "path:output,picture flag:json,resume",
-    "bench bubbles": "name:implementation,dtype,device,schedule number:stages,microbatches,chunks,iterations,batch,"
-    "width,layers,timeout,paced-seconds path:output,picture,trace flag:json,resume,paced",
+    "bench bubbles": "name:implementation,dtype,device,schedule,model number:stages,microbatches,chunks,iterations,"
+    f"timeout,paced-seconds,{OF_PROBLEM} path:output,picture,trace flag:json,resume,paced",
 }
 ARGUMENTS = {
     "lesson": NAMES + list(ON_AXES),

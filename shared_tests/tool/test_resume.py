@@ -115,8 +115,8 @@ def test_bench_steps_resumes_by_strategy_and_ranks_which_are_measured_in_turn(sa
     def strategy(plan, run, sets, starting):
         asked.append(steps.block(run))
         part = {"strategy": run.strategy, "ranks": run.world_size, "mesh": str(run.mesh)}
-        yield {"rows": [{**part, "n": 1}], "ratios": [], "failures": []}
-        yield {"rows": [{**part, "n": 2}], "ratios": [part], "failures": [f"torch {steps.block(run)}: x"]}
+        yield {"rows": [{**part, "n": 1}], "ratios": [], "failures": [], "left_out": []}
+        yield {"rows": [{**part, "n": 2}], "ratios": [part], "failures": [f"torch {steps.block(run)}: x"], "left_out": []}
 
     monkeypatch.setattr(steps, "strategy", strategy)
     monkeypatch.setattr(steps, "sets", lambda plan, runs: _Nothing())
