@@ -38,7 +38,7 @@ def _held(
     nested: Axes, problem: Problem, schedule: str, chunks: int, at: tuple[tuple[str, int], ...], of: str
 ) -> list[Part]:
     places, unit = dict(at), _unit(nested, problem)
-    parts = whole_parts(problem)
+    parts = list(whole_parts(problem))
     # A pipeline picks layers, and all others cut inside of layers: picked first, there is less to cut.
     for axis in sorted(reversed(nested), key=lambda axis: axis.strategy != "pipeline_parallel"):
         strategy, index = strategies.of(axis.strategy), places[axis.name]

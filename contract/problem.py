@@ -8,6 +8,7 @@ another model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -57,7 +58,7 @@ class Problem:
 
     def shape(self, layer: int) -> Any:
         """The shapes of one layer's parameters, as a tuple of the layer's type."""
-        return Layer((self.width, self.width), (self.width,))
+        return _shape(self.width)
 
     def shapes(self) -> list[Any]:
         """The same for every layer."""
@@ -80,6 +81,11 @@ class Problem:
         rng = np.random.default_rng([self.seed, 1, step])
         x, y = rng.standard_normal((2, self.batch, self.width))
         return Batch(x, y, np.full((self.batch, 1), 1 / (self.batch * self.width)))
+
+
+@lru_cache(64)
+def _shape(width: int) -> Layer:
+    return Layer((width, width), (width,))
 
 
 def split_sizes(total: int, parts: int) -> list[int]:

@@ -6,7 +6,7 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -30,9 +30,10 @@ class Part(NamedTuple):
     cuts: Any
 
 
-def whole_parts(problem: Problem, layers: int | None = None) -> list[Part]:
+@lru_cache(64)
+def whole_parts(problem: Problem, layers: int | None = None) -> tuple[Part, ...]:
     """The layers of the full model, or the first few, uncut."""
-    return [Part(i, uncut(problem.shape(i))) for i in range(min(problem.depth, layers or problem.depth))]
+    return tuple(Part(i, uncut(problem.shape(i))) for i in range(min(problem.depth, layers or problem.depth)))
 
 
 @lru_cache(64)
@@ -55,7 +56,16 @@ def narrow_rows(parts: Sequence[Part], problem: Problem, n: int, index: int) -> 
     def mine(cut: Cut, shape: tuple[int, ...]) -> Cut:
         return (narrow(cut[0], shape[0], n, index), *cut[1:])
 
-    return [Part(layer, cuts._make(map(mine, cuts, problem.shape(layer)))) for layer, cuts in parts]
+    return each_once(parts, lambda part: part.cuts._make(map(mine, part.cuts, problem.shape(part.layer))))
+
+
+def each_once(parts: Sequence[Part], cut: Callable[[Part], Any]) -> list[Part]:
+    """The parts with other cuts. Parts that share their cuts, as alike layers do, share the new ones, made once."""
+    made: dict[int, Any] = {}
+    for part in parts:
+        if id(part.cuts) not in made:
+            made[id(part.cuts)] = cut(part)
+    return [Part(part.layer, made[id(part.cuts)]) for part in parts]
 
 
 def narrow_dims(parts: Sequence[Part], problem: Problem, dims: Mapping[type, Any], n: int, index: int) -> list[Part]:
@@ -64,7 +74,10 @@ def narrow_dims(parts: Sequence[Part], problem: Problem, dims: Mapping[type, Any
     def mine(cut: Cut, shape: tuple[int, ...], dim: int | None) -> Cut:
         return tuple(narrow(c, d, n, index) if i == dim else c for i, (c, d) in enumerate(zip(cut, shape, strict=True)))
 
-    return [Part(layer, cuts._make(map(mine, cuts, problem.shape(layer), dims[type(cuts)]))) for layer, cuts in parts]
+    def cut(part: Part) -> Any:
+        return part.cuts._make(map(mine, part.cuts, problem.shape(part.layer), dims[type(part.cuts)]))
+
+    return each_once(parts, cut)
 
 
 def length(cut: slice, width: int) -> int:

@@ -248,7 +248,7 @@ def impossible(run: Run) -> str | None:
     rows, unit = problem.batch, max(problem.unit, *(strategies.of(axis.strategy).UNIT for axis in run.axes), 1)
     for axis in run.axes:
         rows = min(strategies.of(axis.strategy).rows(rows, axis.size))
-    parts = whole_parts(problem, 2)  # every kind of layer
+    parts = list(whole_parts(problem, 2))  # every kind of layer
     for axis in reversed(run.nested):
         strategy = strategies.of(axis.strategy)
         sequence = problem.sequence // (run.size_of("cp") if axis.name != "cp" else 1)

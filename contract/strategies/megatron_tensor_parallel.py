@@ -43,8 +43,11 @@ def cut(parts: Sequence[Part], problem: Problem, n: int, index: int, unit: int) 
     """Even layers: W[D, F_tp], b[F_tp]. Odd layers: W[F_tp, D], and the whole b[D]. In a block: heads and features."""
     if isinstance(problem, Transformer):
         return narrow_dims(parts, problem, TENSOR_DIMS, n, index)
+    halves = [[part for part in parts if part.layer % 2 == odd] for odd in (0, 1)]
     dims = {Layer: Layer(1, 0)}, {Layer: Layer(0, None)}
-    return [narrow_dims([part], problem, dims[part.layer % 2], n, index)[0] for part in parts]
+    made = [part for half, of in zip(halves, dims, strict=True) for part in narrow_dims(half, problem, of, n, index)]
+    by_layer = {part.layer: part for part in made}
+    return [by_layer[part.layer] for part in parts]
 
 
 def communication(share: Share, n: int) -> Iterator[Sent]:

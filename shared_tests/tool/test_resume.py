@@ -116,7 +116,12 @@ def test_bench_steps_resumes_by_strategy_and_ranks_which_are_measured_in_turn(sa
         asked.append(steps.block(run))
         part = {"strategy": run.strategy, "ranks": run.world_size, "mesh": str(run.mesh)}
         yield {"rows": [{**part, "n": 1}], "ratios": [], "failures": [], "left_out": []}
-        yield {"rows": [{**part, "n": 2}], "ratios": [part], "failures": [f"torch {steps.block(run)}: x"], "left_out": []}
+        yield {
+            "rows": [{**part, "n": 2}],
+            "ratios": [part],
+            "failures": [f"torch {steps.block(run)}: x"],
+            "left_out": [],
+        }
 
     monkeypatch.setattr(steps, "strategy", strategy)
     monkeypatch.setattr(steps, "sets", lambda plan, runs: _Nothing())
