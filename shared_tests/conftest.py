@@ -22,7 +22,7 @@ from contract.strategy import Run, RunResult
 from shardiff.ranks.supervisor import Workers
 from shardiff.ranks.torch_pool import workers
 from shardiff.ranks.verdict import WorkerError
-from shardiff.system.machine import num_gpus
+from shardiff.system.machine import cores, num_gpus
 from shared_tests import quick
 from shared_tests.meta import leftovers
 
@@ -211,6 +211,12 @@ def group(nodeid: str) -> str:
         return stem
     strategy = re.search("|".join(AXES), case.partition("[")[2])
     return f"{stem}-{strategy[0] if strategy else 'pipeline_parallel'}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One worker more than cores, because many tests wait for processes."""
+    return cores() + 1
 
 
 @pytest.hookimpl(optionalhook=True)
