@@ -41,6 +41,9 @@ class Sublayer(nnx.Module):
     """The parameters of one layer, under their names, with a leading dim of stages in a pipeline."""
 
     gain: Any
+    of_normalized: Callable[
+        [Array, Constrain], Array
+    ]  # (the normalized input, constrain) -> what is added to the stream
 
     def __init__(self, layer: Any, problem: Transformer, recompute: str = "none", fused: bool = False):
         self.problem, self.recompute, self.fused = problem, recompute, fused
@@ -52,9 +55,6 @@ class Sublayer(nnx.Module):
         """The residual stream [batch, sequence, D] after this layer."""
         out = self.of_normalized(norm(x, self.gain[...]), constrain)
         return constrain(x + constrain(out, *STREAM), *STREAM)
-
-    def of_normalized(self, h: Array, constrain: Constrain) -> Array:
-        raise NotImplementedError
 
 
 class Attention(Sublayer):

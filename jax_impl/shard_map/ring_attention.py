@@ -41,7 +41,7 @@ def weights(layer: Any) -> Any:
 
 
 def attend(q: Array, k: Array, v: Array, local: Local) -> Array:
-    """Q[B, S_cp, H, K] attends to the K and V[B, S_cp, H, K] of one rank after the other."""
+    """Q[B, S_cp, H, K] attends to the K and V[B, S_cp, H, K] of one rank after the other, without `local`."""
     rank, n = lax.axis_index(AXIS), lax.axis_size(AXIS)
     (early, late), (k0, k1), (v0, v1) = (jnp.split(a, 2, axis=1) for a in (q, k, v))
     first = attend_to(early, k0, v0, causal=True)
