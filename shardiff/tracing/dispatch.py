@@ -1,4 +1,4 @@
-"""What torch's dispatcher shows of a thread: its operators, read as calls, with their phase and what they move."""
+"""The operators of torch.distributed that a process runs, read as calls, with their phase and what they move."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardiff.tracing.calls import MESSAGES, Call, filled
-from shardiff.tracing.libraries import modes
+from shardiff.tracing.libraries import beneath
 from shardiff.tracing.names import Names, parts_of_unit
-from shardiff.tracing.operators import OPERATORS, calls_of, is_fake, short_name, tensors_in
+from shardiff.tracing.operators import calls_of, is_fake, short_name, tensors_in
 from shardiff.tracing.phases import Phases
 from shardiff.tracing.values import Values
 from shardiff.tracing.where import Where, where
@@ -29,8 +29,9 @@ from shardiff.tracing.where import Where, where
 NO_DISPATCH: Any = vars(Tensor)["__torch_dispatch__"]  # of classes that leave dispatching as it is
 
 
-class Mode(TorchDispatchMode):
-    """Shows a thread's operators to the tracer. Each thread has its own: a mode remembers what was on the stack."""
+class FirstUse(TorchDispatchMode):
+    """Sees the operator with which a forward pass begins that no module announces. It is there for as long only as
+    that may be any operator, since a mode has a price for each."""
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
@@ -38,15 +39,16 @@ class Mode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile compile: what it makes is seen when it runs."""
+        """Let torch.compile compile."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tracer = self.tracer
-        if types or func.namespace in OPERATORS or tracer.keeping or not tracer.open:
-            return tracer.operator(func, types, args, kwargs or {})
-        tracer.phases.notice(func, args)  # nearly always
-        return func(*args, **kwargs) if kwargs else func(*args)
+        if self.tracer.open:
+            self.tracer.phases.notice(func, args)
+        kinds = {t.__name__ for t in types if t.__torch_dispatch__ is not NO_DISPATCH}
+        if kinds and not kinds & {"FakeTensor", "FunctionalTensor"}:
+            return NotImplemented  # a DTensor, say: its own operators on plain tensors come by here later
+        return func(*args, **kwargs or {})
 
 
 class OfThread(threading.local):
@@ -54,17 +56,18 @@ class OfThread(threading.local):
 
     def __init__(self) -> None:
         self.running: list[str] = []  # the paths of the modules that run now, outermost first
-        self.last_work: Any = None  # kept until Python has it too: it gets the same object only while that lives
-        self.batch: list[int] | None = None  # the calls that are being coalesced
-        self.inside = False  # an operator is being handled, while which the mode is not on the stack
+        self.made: list[int] | None = None  # the calls of the method of a process group that runs
+        self.batch: list[int] | None = None  # those that are being coalesced
+        self.inside = False  # an operator runs, and what it calls itself is a part of it
 
 
 class Tracer:
     """Turns operators into calls, and knows in which phase, and for which parameter or module, they run.
 
-    groups: keeps every process group that is seen, for as long as it is kept itself. A tensor that a mode has seen is a
-    Python object, for whose end gloo's thread needs the GIL. Where DistributedDataParallel is the last to hold a group,
-    its reducer waits, with the GIL, for that thread to end; so it must not be the last while the thread has work.
+    groups: keeps every process group that is seen, for as long as it is kept itself. A tensor that one of our kernels
+    has seen is a Python object, for whose end gloo's thread needs the GIL. Where DistributedDataParallel is the last to
+    hold a group, its reducer waits, with the GIL, for that thread to end; so it must not be the last while the thread
+    has work.
     """
 
     def __init__(
@@ -84,23 +87,16 @@ class Tracer:
         self.groups = {} if groups is None else groups
         self.values = Values(self.mark) if values else None
         self.thread = OfThread()
-        self.keeping = 0  # threads that have a `last_work`
+        self.first_use = FirstUse(self)
         self.unwaited: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # Work -> its calls
         self.unwaited_memory: dict[int, int] = {}  # what functional collectives fill, by address -> their calls
         self.unseen: set[str] = set()
 
-    def operator(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Any operator that is about to run; runs it."""
-        if not self.open:
-            return func(*args, **kwargs)  # in a thread that has outlived it
-        if self.keeping:
-            self.forget_work()
+    def operator(self, func: Any, args: Any, kwargs: Any, go: Callable[[], Any]) -> Any:
+        """An operator of torch.distributed is about to run; go() runs it."""
+        if self.thread.inside or not self.open:
+            return go()
         self.phases.notice(func, args)
-        kinds = {t.__name__ for t in types if t.__torch_dispatch__ is not NO_DISPATCH}
-        if kinds and not kinds & {"FakeTensor", "FunctionalTensor"}:
-            return NotImplemented  # a DTensor, say: its own operators on plain tensors come by here later
-        if func.namespace not in OPERATORS:
-            return func(*args, **kwargs)
         if short_name(func) == "wait_tensor":
             self.memory_awaited(args[0])
         at = where()
@@ -110,11 +106,12 @@ class Tracer:
                 self.hold(i)
         self.thread.inside = True
         try:
-            result = func(*args, **kwargs)
+            result = go()
         finally:
             self.thread.inside = False
         if func.namespace == "c10d":
-            self.expect(result, positions)
+            if self.thread.made is not None:
+                self.thread.made += positions
             if self.values and positions:
                 self.values.expect(positions[0], self.calls[positions[0]], args)
         else:
@@ -131,10 +128,9 @@ class Tracer:
         self.groups[f"{id(group)}"] = group
         return self.names.axis(group)
 
-    def sees_this_thread(self) -> bool:
-        """Whether a mode of this tracer sees what the thread that asks calls, or the tracer has ended."""
-        mine = (mode for mode in modes() if isinstance(mode, Mode) and mode.tracer is self)
-        return not self.open or self.thread.inside or any(mine)
+    def attend(self, *_: Any) -> None:
+        """Watch this thread's operators from now on, or no longer, as the phase is."""
+        beneath(self.first_use, self.open and self.phases.open_to_any())
 
     def module_begins(self, module: nn.Module, _: Any) -> None:
         """A module's forward is about to run; the first to do so names all in it."""
@@ -143,6 +139,7 @@ class Tracer:
         running = self.thread.running
         if not running:
             self.phases.module_runs()
+            self.attend()
             self.names.learn(module)
             if self.values:
                 self.values.parameters(module)
@@ -152,12 +149,25 @@ class Tracer:
         """A module's forward has returned or raised."""
         if not torch.compiler.is_compiling() and self.thread.running:
             self.thread.running.pop()
-            self.phases.evaluates = self.phases.evaluates and bool(self.thread.running)
+            if not self.thread.running:
+                self.phases.evaluates = False
+                self.attend()
             self.names.note_buckets(module)
+
+    def backward_begins(self) -> None:
+        """Autograd's engine is about to run."""
+        self.phases.turn("backward")
+        beneath(self.first_use, False)
+
+    def optimizer_begins(self, *_: Any) -> None:
+        """An optimizer's step begins, perhaps inside another's."""
+        self.phases.optimizer_begins()
+        self.attend()
 
     def optimizer_ends(self, *_: Any) -> None:
         """An optimizer's step has ended, perhaps inside another's."""
         self.phases.optimizer_ends()
+        self.attend()
         if self.values and not self.phases.depth:
             self.values.parameters()
 
@@ -166,6 +176,7 @@ class Tracer:
         self.phases.begun = False
         self.phases.phase = "other"
         self.mark("step")
+        self.attend()
 
     def not_seen(self, operator: str) -> None:
         """An operator communicates that nobody knows here."""
@@ -177,6 +188,11 @@ class Tracer:
         """Note what is no call, once this process is a rank."""
         if dist.is_initialized():
             self.note(Call(dist.get_rank(), "mark", detail=text, of=of))
+
+    def close(self) -> None:
+        """No more calls are noted, in whichever thread."""
+        self.open = False
+        self.attend()
 
     def note(self, call: Call) -> int:
         """Note and tell a call. Returns its position."""
@@ -205,29 +221,24 @@ class Tracer:
         moves, detail = moved or (None, at.about or next((path for path in reversed(running) if path), None))
         return self.note(filled(call, phase=phase, detail=detail, moves=moves))
 
-    def expect(self, result: Any, positions: list[int]) -> None:
-        """Remember the Work that an operator returned, to know when it is waited for."""
+    def method_begins(self) -> list[int] | None:
+        """A process group is asked for something by Python. Returns what `method_ends` wants back."""
+        self.attend()
+        outer, self.thread.made = self.thread.made, []
+        return outer
+
+    def method_ends(self, outer: list[int] | None, work: Any) -> None:
+        """It has returned its Work, or None where it has raised."""
+        made, self.thread.made = self.thread.made or [], outer
+        self.expect(work, made)
+
+    def expect(self, work: Any, positions: list[int]) -> None:
+        """Remember the Work that these calls have, to know when they are waited for."""
         positions = [i for i in positions if self.calls[i].is_async or self.calls[i].op == "recv" or self.values]
         if self.thread.batch is not None:
             self.thread.batch += positions
-        work = result[-1] if isinstance(result, tuple | list) else result
-        if positions and isinstance(work, torch.ScriptObject):
-            unbox: Any = getattr(dist.Work, "unbox")
-            self.unwaited[self.keep_work(unbox(work))] = positions
-
-    def keep_work(self, work: Any) -> Any:
-        """Keep this Work, until the thread's next operator."""
-        with self.lock:
-            self.keeping += self.thread.last_work is None
-        self.thread.last_work = work
-        return work
-
-    def forget_work(self) -> None:
-        """Let go of the Work that this thread keeps, if it keeps one."""
-        if self.thread.last_work is not None:
-            self.thread.last_work = None
-            with self.lock:
-                self.keeping -= 1
+        if positions and isinstance(work, dist.Work):
+            self.unwaited[work] = positions
 
     def batch_begins(self, *_: Any) -> None:
         """NCCL coalesces what follows, until `batch_ends` gives one Work for all of it."""
@@ -235,7 +246,7 @@ class Tracer:
 
     def batch_ends(self, _name: str, _group: Any, work: Any) -> None:
         if work is not None and self.thread.batch:
-            self.unwaited[self.keep_work(work)] = self.thread.batch
+            self.unwaited[work] = self.thread.batch
         self.thread.batch = None
 
     def before_wait(self, work: Any) -> None:
@@ -246,7 +257,6 @@ class Tracer:
 
     def work_awaited(self, name: str, work: Any, result: Any) -> None:
         """A Work is done. Where a receive came from, if from anyone, is known now."""
-        self.forget_work()  # not a reference longer than the program's own
         if name == "is_completed" and not result:
             return
         for i in self.unwaited.pop(work, ()):
