@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardiff.tracing.calls import MESSAGES, Call, filled
+from shardiff.tracing.calls import MESSAGES, Call, filled, made
 from shardiff.tracing.libraries import beneath
 from shardiff.tracing.names import Names, parts_of_unit
-from shardiff.tracing.operators import calls_of, is_fake, short_name, tensors_in
+from shardiff.tracing.operators import Asked, Group, calls_of, is_fake, ranks_of, short_name, tensors_in
 from shardiff.tracing.phases import Phases
 from shardiff.tracing.values import Values
 from shardiff.tracing.where import Where, where
@@ -56,7 +56,8 @@ class OfThread(threading.local):
 
     def __init__(self) -> None:
         self.running: list[str] = []  # the paths of the modules that run now, outermost first
-        self.made: list[int] | None = None  # the calls of the method of a process group that runs
+        self.asked: Asked | None = None  # the method of a process group that runs
+        self.made: list[int] = []  # its calls
         self.batch: list[int] | None = None  # those that are being coalesced
         self.inside = False  # an operator runs, and what it calls itself is a part of it
 
@@ -87,6 +88,7 @@ class Tracer:
         self.groups = {} if groups is None else groups
         self.values = Values(self.mark) if values else None
         self.thread = OfThread()
+        self.known: dict[int, tuple[int, Group]] = {}  # by a group's id -> how many meshes there were, what is known
         self.first_use = FirstUse(self)
         self.unwaited: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # Work -> its calls
         self.unwaited_memory: dict[int, int] = {}  # what functional collectives fill, by address -> their calls
@@ -94,24 +96,26 @@ class Tracer:
 
     def operator(self, func: Any, args: Any, kwargs: Any, go: Callable[[], Any]) -> Any:
         """An operator of torch.distributed is about to run; go() runs it."""
-        if self.thread.inside or not self.open:
+        thread = self.thread
+        if thread.inside or not self.open:
             return go()
         self.phases.notice(func, args)
         if short_name(func) == "wait_tensor":
             self.memory_awaited(args[0])
         at = where()
-        positions = [self.add(call, args, at) for call in self.calls_of(func, args, kwargs, at)]
+        calls = calls_of(func, args, kwargs, at, thread.asked, self.group, self.not_seen)
+        positions = [self.add(call, args, at) for call in calls]
         for i in positions:
-            if not self.calls[i].is_async and self.thread.batch is None:
+            if not self.calls[i].is_async and thread.batch is None:
                 self.hold(i)
-        self.thread.inside = True
+        thread.inside = True
         try:
             result = go()
         finally:
-            self.thread.inside = False
+            thread.inside = False
         if func.namespace == "c10d":
-            if self.thread.made is not None:
-                self.thread.made += positions
+            if thread.asked:
+                thread.made += positions
             if self.values and positions:
                 self.values.expect(positions[0], self.calls[positions[0]], args)
         else:
@@ -120,13 +124,14 @@ class Tracer:
                 self.values.awaited_memory(args[0])
         return result
 
-    def calls_of(self, func: Any, args: Any, kwargs: Any, at: Where) -> list[Call]:
-        return calls_of(func, args, kwargs, at, self.axis, self.not_seen)
-
-    def axis(self, group: Any) -> str | None:
-        """What a group is called; it is kept from now on."""
-        self.groups[f"{id(group)}"] = group
-        return self.names.axis(group)
+    def group(self, group: Any) -> Group:
+        """What is known of a group; it is kept from now on."""
+        meshes, known = self.known.get(id(group), (-1, None))
+        if known is None or (known.axis is None and meshes < self.names.num_meshes):
+            self.groups[f"{id(group)}"] = group
+            known = Group(group.group_name, *ranks_of(group), self.names.axis(group))
+            self.known[id(group)] = self.names.num_meshes, known
+        return known
 
     def attend(self, *_: Any) -> None:
         """Watch this thread's operators from now on, or no longer, as the phase is."""
@@ -187,7 +192,7 @@ class Tracer:
     def mark(self, text: str, of: int | None = None) -> None:
         """Note what is no call, once this process is a rank."""
         if dist.is_initialized():
-            self.note(Call(dist.get_rank(), "mark", detail=text, of=of))
+            self.note(made(dist.get_rank(), "mark", detail=text, of=of))
 
     def close(self) -> None:
         """No more calls are noted, in whichever thread."""
@@ -211,7 +216,7 @@ class Tracer:
         phase, running = self.phases.of(at), self.thread.running
         if phase != "backward":
             self.names.sent.clear()
-        moved = self.names.moved(tensors_in(args))
+        moved = self.names.moved(tensors_in(args)) if self.names.params else None
         if moved is None and at.reducer and phase == "backward" and call.op == "all_reduce":
             moved = self.names.bucket(call.payload_bytes)
         if moved is None and at.unit is not None:
@@ -221,16 +226,18 @@ class Tracer:
         moves, detail = moved or (None, at.about or next((path for path in reversed(running) if path), None))
         return self.note(filled(call, phase=phase, detail=detail, moves=moves))
 
-    def method_begins(self) -> list[int] | None:
-        """A process group is asked for something by Python. Returns what `method_ends` wants back."""
+    def method(self, original: Callable[..., Any], group: Any, args: Any, kwargs: Any) -> Any:
+        """Python calls a method of a process group, which returns a Work."""
         self.attend()
-        outer, self.thread.made = self.thread.made, []
-        return outer
-
-    def method_ends(self, outer: list[int] | None, work: Any) -> None:
-        """It has returned its Work, or None where it has raised."""
-        made, self.thread.made = self.thread.made or [], outer
-        self.expect(work, made)
+        thread = self.thread
+        outer = thread.asked, thread.made
+        thread.asked, thread.made = Asked(group, args[-1] if args else kwargs.get("opts")), []
+        try:
+            work = original(group, *args, **kwargs)
+            self.expect(work, thread.made)
+        finally:
+            thread.asked, thread.made = outer
+        return work
 
     def expect(self, work: Any, positions: list[int]) -> None:
         """Remember the Work that these calls have, to know when they are waited for."""
@@ -266,7 +273,7 @@ class Tracer:
             if call.op == "send" or not (call.is_async or call.op == "recv"):
                 continue
             from_any = call.op == "recv" and call.peer is None
-            self.note(Call(call.rank, "wait", of=i, peer=call.ranks[work._source_rank()] if from_any else None))
+            self.note(made(call.rank, "wait", of=i, peer=call.ranks[work._source_rank()] if from_any else None))
 
     def expect_memory(self, args: Any, result: Any, positions: list[int]) -> None:
         """The same for functional collectives, which are waited for by their tensors."""
@@ -284,4 +291,4 @@ class Tracer:
             if i is not None:
                 self.hold(i)
                 if self.calls[i].op == "recv":
-                    self.note(Call(self.calls[i].rank, "wait", of=i))
+                    self.note(made(self.calls[i].rank, "wait", of=i))

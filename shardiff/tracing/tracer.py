@@ -130,13 +130,8 @@ def _asked(name: str, tracer: Tracer) -> Iterator[None]:
     """A method of process groups that tells the tracer which Work it has returned."""
 
     def made(original: Any) -> Any:
-        def method(*args: Any, **kwargs: Any) -> Any:
-            outer, work = tracer.method_begins(), None
-            try:
-                work = original(*args, **kwargs)
-            finally:
-                tracer.method_ends(outer, work)
-            return work
+        def method(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            return tracer.method(original, group, args, kwargs)
 
         return method
 
