@@ -116,10 +116,15 @@ def next_leaves() -> list[torch.Tensor]:
     return [variable for variable in variables if variable is not None]
 
 
+def modes() -> list[TorchDispatchMode]:
+    """The dispatch modes of this thread, outermost first."""
+    return _get_current_dispatch_mode_stack()
+
+
 def beneath(mode: TorchDispatchMode, wanted: bool) -> None:
     """Have this thread's operators pass by a mode, after those of the program, or no longer. The program's own modes
     stay as they are and end in their order: ours is beneath them, wherever in the program it comes and goes."""
-    stack = _get_current_dispatch_mode_stack()  # outermost first
+    stack = modes()
     if (mode in stack) == wanted or any(each.is_infra_mode() for each in stack):  # these are a compiler's
         return
     for _ in stack:
