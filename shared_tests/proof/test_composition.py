@@ -19,7 +19,7 @@ from shardiff import hlo
 from shardiff.compiling.hardware import parse
 from shared_tests import evidence
 from shared_tests.evidence import each
-from shared_tests.on_ranks import traced
+from shared_tests.on_ranks import held, traced
 
 SIZES = Problem(batch=12, width=8, layers=8, dtype="float64")
 PAIRS = [
@@ -155,28 +155,10 @@ def test_a_mesh_that_cannot_work_is_refused_in_one_line(mesh, strategies, change
     assert "\n" not in str(caught.value)
 
 
-def held_on_rank(device, runs):
-    """What a rank holds in a step of each run: parameters, gradients, and what the backward pass needs."""
-    from benchmarks.memory_torch import kept_for_backward, nbytes
-    from torch_impl.compose import loss_and_grads
-    from torch_impl.mesh import make_mesh
-    from torch_impl.train import make_batch, make_params
-
-    found = []
-    for run in runs:
-        mesh = make_mesh(run, device)
-        params, batch = make_params(mesh, run, device), make_batch(mesh, run, 0, device)
-        leaves = [p for layer in params for p in layer]
-        grads: list = []
-        kept = kept_for_backward(lambda: grads.extend(loss_and_grads(params, batch, mesh, run)[1]), [*leaves, *batch])
-        found.append((nbytes(leaves), nbytes(g for layer in grads for g in layer), kept))
-    return found
-
-
 @pytest.mark.parametrize("chosen", [PAIRS, TRIPLES], ids=["pairs", "triples"])
 def test_a_rank_holds_what_the_closed_form_of_memory_says(chosen, pool):
     runs = [make("torch", axes) for axes in chosen]
-    for rank, measured in enumerate(pool.call(held_on_rank, runs, world_size=runs[0].world_size)):
+    for rank, measured in enumerate(pool.call(held, runs, world_size=runs[0].world_size)):
         for run, (parameters, gradients, activations) in zip(runs, measured, strict=True):
             want = memory(run)[rank]
             assert parameters == want.parameters, (run.mesh, rank)

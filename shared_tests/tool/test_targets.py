@@ -168,6 +168,7 @@ def test_the_whole_step_compiles_to_the_program_that_trains(implementation, stra
     assert compiled.memory.aliased > 0  # what is replaced is given back
 
 
+@pytest.mark.long  # test_diff.py has them compiled, too
 def test_every_family_compiles_one_after_another_in_one_process():
     names = [text for text, n in SIZES.items() if n <= 72 and has_compiler(parse(text).kind)]
     jobs = [
