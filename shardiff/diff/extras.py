@@ -125,7 +125,8 @@ def stages(permute: Atom) -> set[int]:
 
 def is_gather(extra: Atom, twin: Atom) -> bool:
     """Whether this gathers in the backward pass what was gathered in the forward pass."""
-    return extra.op == "all_gather" and extra.record.phase == "backward" and twin.record.phase == "forward"
+    phases = (extra.record.phase, twin.record.phase)
+    return extra.gathers and twin.gathers and phases == ("backward", "forward")
 
 
 def is_recomputed(extra: Atom, twin: Atom) -> bool:
@@ -168,8 +169,12 @@ def one_by_one(found: Match, side: int) -> None:
             same = extra is twin or (  # calls that a trace cannot tell apart are executions of one record
                 alike(extra, twin) and agree(extra.shape, twin.shape) and extra.record.phase == twin.record.phase
             )
-            partners = [a for a in partners_of(found, twin) if a.moves not in ("gradient", "parameter")]
-            if same and partners and (by_compiler(extra.record) or any(by_compiler(a.record) for a in partners)):
+            partners = [
+                a
+                for a in partners_of(found, twin)
+                if a.moves not in ("gradient", "parameter") and a.elements == extra.elements
+            ]
+            if same and partners and (by_compiler(extra) or any(by_compiler(a) for a in partners)):
                 explain(found, extra, twin, rule)
                 break
 

@@ -41,7 +41,7 @@ def weights(found: Match, side: int) -> None:
             or a.elements not in sizes
             or a.record.phase == "forward"  # else a weight's gradient
         ]
-        if theirs and (first.record.computation is not None or any(by_compiler(a.record) for a in theirs)):
+        if theirs and (first.record.computation is not None or any(by_compiler(a) for a in theirs)):
             row_of(found, [*mine, *scattered, *theirs], "weight_gathered")
 
 
@@ -58,7 +58,7 @@ def tokens(found: Match, side: int) -> None:
                 a
                 for op in ("all_gather", "reduce_scatter", "all_reduce")
                 for a in found.open(side, op)
-                if a.record.phase == theirs.record.phase and same_ranks(a, theirs) and by_compiler(a.record)
+                if a.record.phase == theirs.record.phase and same_ranks(a, theirs) and by_compiler(a)
                 if a.elements >= theirs.elements and kind_of(a.dtype) == kind_of(theirs.dtype)
                 if a.moves not in ("parameter", "gradient")
             ]
@@ -73,23 +73,23 @@ def tokens(found: Match, side: int) -> None:
         for op in ("all_gather", "all_reduce"):
             for a in found.open(side, op):
                 beside = (
-                    a.record.phase == theirs.record.phase and a.elements < theirs.elements and by_compiler(a.record)
+                    a.record.phase == theirs.record.phase and a.elements < theirs.elements and by_compiler(a)
                 )
-                last = (a.record.detail or "").rpartition("/")[2]
+                last = (a.detail or "").rpartition("/")[2]
                 if beside and same_ranks(a, theirs) and a.moves is None and last != "top_k":
                     found.link([(a, a.left)], ["gather_and_scatter"], extra=True)
 
 
 def resharded(found: Match, side: int) -> None:
     """Moves between layouts that a compiler inserted: all_to_alls, and gathers over the same ranks beside them."""
-    moves = [a for a in found.open(side, "all_to_all") if by_compiler(a.record)]
+    moves = [a for a in found.open(side, "all_to_all") if by_compiler(a)]
     phases = {a.record.phase for a in moves}
     gathers = [
         a
         for a in found.open(side, "all_gather")
         if a.record.phase in phases
         and a.moves is None
-        and by_compiler(a.record)
+        and by_compiler(a)
         and any(same_ranks(a, b) for b in moves)
     ]
     for atom in (*moves, *gathers):
@@ -100,7 +100,8 @@ def early_sums(found: Match, phase: str) -> None:
     """Sums that a partitioner takes right after a product, where the other side goes on and sums something smaller.
 
     What comes between is linear, so the sum may be taken before it or after it. Those of one size are the counterparts
-    of each other. Of the others this side must have as many as the other has, at least.
+    of each other, and those in one call, which do not wait for one another, are of one. Of the others this side must
+    have as many as the other has, at least.
     """
     for side in (0, 1):
         open_sums = [
@@ -117,7 +118,7 @@ def early_sums(found: Match, phase: str) -> None:
             one = next(a for a in products if a.ranks == ranks)
             here, there = ([a for a in each if same_ranks(a, one) and same_work(a, one)] for each in open_sums)
             sizes = Counter(b.elements for b in there)
-            equal = Counter(a.elements for a in here) & sizes
+            equal = Counter(elements for elements, _ in {(a.elements, a.index) for a in here}) & sizes
             mine = [a for a in products if a in here and not sizes[a.elements]]
             theirs = []
             for b in there:
@@ -132,14 +133,14 @@ def early_sums(found: Match, phase: str) -> None:
 
 def of_product(atom: Atom) -> bool:
     """Whether a partitioner sums the one result of a product, which is no matrix."""
-    named = (atom.record.detail or "").endswith("dot_general")
-    return named and by_compiler(atom.record) and len(atom.shape or ()) > 2
+    named = (atom.detail or "").endswith("dot_general")
+    return named and by_compiler(atom) and len(atom.shape or ()) > 2
 
 
 def ungated(found: Match, side: int) -> None:
     """Sums of gradients that the other side needs not, as it has summed early, and then works with whole values."""
     nodes = {node for link in found.links if "summed_early" in link.rules for node in link.nodes}
-    early = [a for a in found.sides[1 - side] if (a.side, a.index) in nodes and by_compiler(a.record)]
+    early = [a for a in found.sides[1 - side] if (a.side, a.index) in nodes and by_compiler(a)]
     for extra in found.open(side, "all_reduce") if early else ():
         twin = next((a for a in early if same_ranks(a, extra) and same_work(a, extra)), None)
         if twin and extra.record.phase == "backward" and extra.record.computation is None:
@@ -151,6 +152,6 @@ def ungated(found: Match, side: int) -> None:
 def run_whole(found: Match, side: int) -> None:
     """Gathers for an operation that a partitioner does not split."""
     for extra in found.open(side, "all_gather"):
-        last = (extra.record.detail or "").rpartition("/")[2].partition(".")[0]
-        if extra.moves is None and by_compiler(extra.record) and last in WHOLE:
+        last = (extra.detail or "").rpartition("/")[2].partition(".")[0]
+        if extra.moves is None and by_compiler(extra) and last in WHOLE:
             found.link([(extra, extra.left)], ["run_whole"], extra=True)

@@ -183,13 +183,16 @@ def sums_over_axes(found: Match, sense: Sense) -> None:
     """All sums of one kind over an axis, or over two axes and over both at once, if both sides sum up the same.
 
     A tensor is reduced over an axis whole, or scattered; and over a second axis whole, or only its shard. A compiler
-    chooses for each tensor, and a flat bucket hides which tensors it has. So the sizes of all must add up.
+    chooses for each tensor, and a flat bucket hides which tensors it has. So the sizes of all must add up. Or only some
+    tensors are reduced over the second axis, as gains are over that which splits the weights; then each axis reduces as
+    much on both sides.
     """
     every: dict[Any, tuple[Sums, Sums]] = defaultdict(lambda: (defaultdict(list), defaultdict(list)))
     for side in (0, 1):
         for op in ("all_reduce", "reduce_scatter"):
             for atom in found.by_op[side].get(op, ()):
-                if (atom.record.group_size or 0) > 1 and atom.reduction in (None, "sum") and atom.moves != "activation":
+                sums = atom.reduction in (None, "sum") and not atom.gathers and atom.moves != "activation"
+                if (atom.record.group_size or 0) > 1 and sums:
                     every[sense.kind(atom)][side][atom.ranks, atom.record.group_size, op].append(atom)
     for both in every.values():
         axes = list(dict.fromkeys((ranks, size) for side in both for ranks, size, _ in side))
@@ -247,13 +250,17 @@ def same_sums(left: Summed, right: Summed, exact: bool) -> list[str]:
     """
     totals = [side.scattered + side.whole + side.joined for side in (left, right)]
     apart = [whole for side in (left, right) if (whole := side.reduced_whole()) is not None]
-    if not totals[0] or totals[0] != totals[1] or len(apart) < 2:
+    if not totals[0] or totals[0] != totals[1]:
+        return []
+    scattered = ["unfused_reduce_scatter" if left.scattered > right.scattered else "fused_reduce_scatter"]
+    rules = scattered if left.scattered != right.scattered else []
+    outer = [side.outside + side.joined for side in (left, right)]
+    if outer[0] and outer[0] == outer[1] and left.joined != right.joined:
+        return [*rules, "joined_axes"]  # some tensors are reduced over both axes, by one call or by two
+    if len(apart) < 2:
         return []
     if [bool(side.outside or side.joined) for side in (left, right)] in ([True, False], [False, True]):
         return []  # one side does not sum over the outer axis
-    rules = []
-    if left.scattered != right.scattered:
-        rules.append("unfused_reduce_scatter" if left.scattered > right.scattered else "fused_reduce_scatter")
     wholes = [whole + side.joined for whole, side in zip(apart, (left, right), strict=True)]
     if left.joined != right.joined and (left.joined < right.joined) == (apart[0] > apart[1]) and apart[0] != apart[1]:
         rules.append("joined_axes")

@@ -58,8 +58,8 @@ class Phases:
     def of(self, computation: str, site: Instruction, repeats: tuple[str, str] | None = None) -> str:
         """The phase of a collective; what its own computation does not tell, those that call it may, if they agree.
 
-        repeats: of a gather of what was gathered before, where its result is. It has the name of what it gathers, and
-        if the backward pass alone reads the result, it runs for that.
+        repeats: of a gather of what was gathered before, or by a sum, where its result is. It has the name of what it
+        gathers, and if the backward pass alone reads the result, it runs for that.
         """
         phase = self.told(computation, site)
         if phase == "forward" and repeats and self.neighbours(repeats[0])[1].get(repeats[1]) == "backward":
