@@ -216,9 +216,17 @@ def rides_in_a_loop(record: Record) -> bool:
 
 def by_compiler(atom: Atom) -> bool:
     """Whether a partitioner put it there: its name is that of an operation that is no collective."""
-    if atom.record.computation is None or not atom.detail or "/" not in atom.detail:
-        return False
-    return atom.detail.rpartition("/")[2].partition(".")[0] not in JAX_COLLECTIVES
+    return atom.detail is not None and "/" in atom.detail and not asked_for(atom)
+
+
+def asked_for(atom: Atom) -> bool:
+    """Whether the program asks for it, as far as its name tells."""
+    return atom.record.computation is None or operation(atom) in JAX_COLLECTIVES
+
+
+def operation(atom: Atom) -> str:
+    """The name of the operation of a compiled program for which it is, without the operations around it."""
+    return (atom.detail or "").rpartition("/")[2].partition(".")[0]
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from itertools import product
 
 from shardiff.diff.alignment import Match
-from shardiff.diff.atoms import UNIT, Atom, by_compiler, kind_of, overlooked, same_ranks, same_work
+from shardiff.diff.atoms import (
+    UNIT,
+    Atom,
+    asked_for,
+    by_compiler,
+    kind_of,
+    operation,
+    overlooked,
+    same_ranks,
+    same_work,
+)
 
 WHOLE = ("top_k", "approx_top_k", "sort")  # operations that some partitioners do not split
 
@@ -18,13 +30,16 @@ def row_of(found: Match, of: list[Atom], rule: str) -> None:
 def weights(found: Match, side: int) -> None:
     """Weights that one side gathers, and whose gradients it scatters, where the other exchanges activations.
 
-    Where the other side gathers weights over these ranks too, it does not do one instead of the other.
+    Where the other side gathers weights over these ranks too, it does not do one instead of the other; but it may
+    gather one vector, such as a bias, for each weight that stays where it is.
     """
-    gathers, others = ([a for a in found.open(s, "all_gather") if a.moves == "parameter"] for s in (side, 1 - side))
+    gathers = [a for a in found.open(side, "all_gather") if is_weight(found, a)]
+    others = [a for a in found.open(1 - side, "all_gather") if is_weight(found, a) or of_argument(a)]
     for first in gathers:
-        if not first.left or any(same_ranks(a, first) for a in others):
+        if not first.left:
             continue
         mine = [a for a in gathers if a.left and same_ranks(a, first)]
+        vectors = [a for a in others if a.left and same_ranks(a, first)]
         sizes = {a.elements for a in mine}
         scattered = [
             a
@@ -36,13 +51,76 @@ def weights(found: Match, side: int) -> None:
             a
             for op in ("all_gather", "reduce_scatter", "all_reduce")
             for a in found.open(1 - side, op)
-            if same_ranks(a, first) and a.moves not in ("parameter", "gradient")
+            if same_ranks(a, first) and a.moves not in ("parameter", "gradient") and a not in vectors
             if a.op == "all_gather"
             or a.elements not in sizes
             or a.record.phase == "forward"  # else a weight's gradient
         ]
-        if theirs and (first.record.computation is not None or any(by_compiler(a) for a in theirs)):
-            row_of(found, [*mine, *scattered, *theirs], "weight_gathered")
+        derived = first.record.computation is not None or any(by_compiler(a) for a in theirs)
+        if (theirs and derived) if not vectors else stays(mine, vectors, theirs):
+            row_of(found, [*mine, *scattered, *theirs, *vectors], "weight_gathered")
+
+
+def is_weight(found: Match, gather: Atom) -> bool:
+    """Whether an all_gather is of weights: so it says, or as large a gradient is scattered over the same ranks."""
+    return gather.moves == "parameter" or (
+        gather.moves is None
+        and gather.record.computation is None
+        and any(
+            a.moves == "gradient" and a.elements == gather.elements and same_ranks(a, gather)
+            for a in found.by_op[gather.side].get("reduce_scatter", ())
+        )
+    )
+
+
+def of_argument(gather: Atom) -> bool:
+    """Whether an all_gather that a partitioner put there has the name of an argument of the program."""
+    return gather.detail is not None and "/" not in gather.detail and not asked_for(gather)
+
+
+def stays(units: Sequence[Atom], vectors: Sequence[Atom], sums: Sequence[Atom]) -> bool:
+    """Whether for each unit of a weight and a vector, gathered before its use, there is that vector, and a compiled sum
+    Y[B, F] of products with the weight's parts: the unit has D F + F elements."""
+    units = [a for a in units if a.record.phase == "forward"]
+    shapes = [a.shape for a in sums if a.op == "reduce_scatter" and a.shape and a.record.computation is not None]
+    if not len(units) == len(vectors) == len(sums) == len(shapes):
+        return False
+    features = [shape[-1] * UNIT for shape in shapes]
+    return all(
+        v.elements == f and u.elements > v.elements and (u.elements - v.elements) % f == 0
+        for u, v, f in zip(units, vectors, features, strict=True)
+    )
+
+
+def samples_gathered(found: Match, side: int) -> None:
+    """Sums of weights' gradients, for each of which `side` gathers what the sum is over.
+
+    The gradient of W[D, F] is a product X[B, D]^T Z[B, F] over samples that the ranks have split. For its sum, one side
+    gathers Z, and an all_to_all turns a rank's samples of X into all samples of its part of D.
+    """
+    moves = [a for a in found.open(side, "all_to_all") if not asked_for(a)]
+    moves.sort(key=lambda a: (by_compiler(a), a.record.phase != "forward"))  # an argument's own name, then activations
+    gathers = [
+        a
+        for a in found.open(side, "all_gather")
+        if a.record.phase == "backward" and a.moves is None and by_compiler(a) and len(a.shape or ()) > 1
+    ]
+    vectors = [a for a in found.open(side, "all_reduce") if a.record.phase == "backward" and len(a.shape or ()) == 1]
+    for op in ("reduce_scatter", "all_reduce") if moves and gathers else ():
+        for whole in found.open(1 - side, op):
+            if whole.moves != "gradient":
+                continue
+            for z, x in product(gathers, moves):
+                n, features = x.record.group_size or 1, (z.shape or (1,))[-1]
+                rows = z.elements // (features * UNIT)
+                depth, rest = divmod(x.elements * n, rows * UNIT)
+                beside = whole.elements - depth * features * UNIT
+                vector = next((v for v in vectors if v.left and v.elements == beside and same_ranks(v, whole)), None)
+                fits = z.left and x.left and same_ranks(z, whole) and same_ranks(x, whole) and not rest
+                if fits and (beside == 0 or vector):
+                    taken = [whole, z, x, *([vector] if beside and vector else [])]
+                    found.link([(atom, 1) for atom in taken], ["samples_gathered"])
+                    break
 
 
 def tokens(found: Match, side: int) -> None:
@@ -72,11 +150,8 @@ def tokens(found: Match, side: int) -> None:
     for theirs in exchanges:
         for op in ("all_gather", "all_reduce"):
             for a in found.open(side, op):
-                beside = (
-                    a.record.phase == theirs.record.phase and a.elements < theirs.elements and by_compiler(a)
-                )
-                last = (a.detail or "").rpartition("/")[2]
-                if beside and same_ranks(a, theirs) and a.moves is None and last != "top_k":
+                beside = a.record.phase == theirs.record.phase and a.elements < theirs.elements and by_compiler(a)
+                if beside and same_ranks(a, theirs) and a.moves is None and operation(a) != "top_k":
                     found.link([(a, a.left)], ["gather_and_scatter"], extra=True)
 
 
@@ -87,10 +162,7 @@ def resharded(found: Match, side: int) -> None:
     gathers = [
         a
         for a in found.open(side, "all_gather")
-        if a.record.phase in phases
-        and a.moves is None
-        and by_compiler(a)
-        and any(same_ranks(a, b) for b in moves)
+        if a.record.phase in phases and a.moves is None and by_compiler(a) and any(same_ranks(a, b) for b in moves)
     ]
     for atom in (*moves, *gathers):
         found.link([(atom, atom.left)], ["resharded"], extra=True)
@@ -152,6 +224,5 @@ def ungated(found: Match, side: int) -> None:
 def run_whole(found: Match, side: int) -> None:
     """Gathers for an operation that a partitioner does not split."""
     for extra in found.open(side, "all_gather"):
-        last = (extra.detail or "").rpartition("/")[2].partition(".")[0]
-        if extra.moves is None and by_compiler(extra) and last in WHOLE:
+        if extra.moves is None and by_compiler(extra) and operation(extra) in WHOLE:
             found.link([(extra, extra.left)], ["run_whole"], extra=True)

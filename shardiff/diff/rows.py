@@ -15,7 +15,8 @@ from typing import Any
 from shardiff.diff.alignment import Link, Match, Node, identical, match, one_to_one, other_ranks, regrouped, sums
 from shardiff.diff.atoms import Atom, Sense, rides_in_a_loop
 from shardiff.diff.extras import extras
-from shardiff.diff.layouts import early_sums
+from shardiff.diff.layouts import early_sums, samples_gathered
+from shardiff.diff.over_axes import sums_of_shards
 from shardiff.diff.rewrites import rewrites
 from shardiff.diff.rules import WHY, sentence
 from shardiff.record import Executions, Record, step_bytes
@@ -24,7 +25,7 @@ UNEXPLAINED = frozenset(("other_ranks",))  # rules that say what is different, n
 FEWER = frozenset(("recomposed_all_reduce", "joined_axes", "reduced_before_scattered", "ring"))
 MORE = frozenset(("decomposed_all_reduce", "joined_axes", "reduced_before_scattered", "ring"))
 SUITS_ITSELF = frozenset(
-    ("regrouped", "weight_gathered", "gather_and_scatter", "resharded", "summed_early", "run_whole")
+    ("regrouped", "weight_gathered", "samples_gathered", "gather_and_scatter", "resharded", "summed_early", "run_whole")
 )
 SAME = "the same op, ranks, type and bytes"
 
@@ -85,8 +86,11 @@ def align(
             one_to_one(found, sense, exact_edges=True)
             one_to_one(found, sense)
             if same_phase and sense.same_type:
+                for side in (1, 0):
+                    samples_gathered(found, side)
                 for phase in ("forward", "backward"):
                     early_sums(found, phase)  # before they are taken for several that were combined
+            sums_of_shards(found, sense)
             sums(found, sense)
             regrouped(found, sense)
         for sense in senses:

@@ -25,7 +25,9 @@ REDUCTIONS = {
 SAME_DATA = frozenset("copy bitcast reshape transpose convert copy-start copy-done optimization-barrier".split())
 ZERO = re.compile(r"-?0(?:\.0*)?")
 MOST_STEPS = 16  # how far an operand is followed
-Inside = tuple[str, tuple[tuple[str, Instruction], ...]]  # a computation, and who calls it from where, the last innermost
+Inside = tuple[
+    str, tuple[tuple[str, Instruction], ...]
+]  # a computation, and who calls it from where, the last innermost
 
 
 def reduction_of(program: Program, site: Instruction) -> str | None:
