@@ -80,16 +80,15 @@ def align(
     """
     found = match(left, right, axes)
     identical(found)
+    for side in (1, 0):
+        samples_gathered(found, side)
+    for phase in ("forward", "backward"):
+        early_sums(found, phase)  # before they are taken for others, or for several that were combined
     for same_phase in (True, False):
         senses = (Sense(True, same_phase), Sense(False, same_phase))
         for sense in senses:
             one_to_one(found, sense, exact_edges=True)
             one_to_one(found, sense)
-            if same_phase and sense.same_type:
-                for side in (1, 0):
-                    samples_gathered(found, side)
-                for phase in ("forward", "backward"):
-                    early_sums(found, phase)  # before they are taken for several that were combined
             sums_of_shards(found, sense)
             sums(found, sense)
             regrouped(found, sense)
