@@ -8,7 +8,7 @@ import pytest
 
 from shardiff.diff.rows import align, unexplained
 from shardiff.record import Part, Record
-from shared_tests.tool.diff_records import BOTH, DP, TP, derived, only_row, over, rec
+from shared_tests.tool.diff_records import BOTH, DP, PP, TP, derived, looped, only_row, over, permute, rec
 
 BATCH, WIDTH, FEATURES = 8, 16, 24  # of X[B, D] and W[D, F], over the 4 ranks of BOTH
 GRADIENT = replace(over("reduce_scatter", 4 * (WIDTH + 1) * FEATURES, BOTH), moves="gradient")  # with that of b[F]
@@ -129,3 +129,20 @@ def test_addends_are_as_large_as_their_sum():
 def test_one_row_has_all_that_stands_for_a_weights_gradient():
     row = only_row([GRADIENT], [X, Z, BIAS])
     assert len(row.right) == 3 and row.bytes["left"] == GRADIENT.wire_bytes
+
+
+def test_gradients_in_a_pipelines_loop_are_each_needed_once():
+    """Else one of 32 bytes in 6 ticks is taken for those of k, q and v, of 32 bytes each, and for one in the bubble."""
+    ring = permute(8, PP, times=6)
+    gradients = [replace(over("all_reduce", size, DP), moves="gradient") for size in (32, 32, 32, 32, 64)]
+    together = replace(looped(over("all_reduce", 96, DP), 6), parts=tuple(Part("float32", size) for size in (32, 64)))
+    ticks = [together, looped(over("all_reduce", 96, DP), 6)]
+    rows = [row for row in align(gradients, [ring, *ticks]) if row.left]
+    assert {rule for row in rows for rule in row.rules} == {"combined", "loop", "reduced_every_tick"}
+    assert sum(row.bytes["right"] for row in rows) == 6 * sum(row.bytes["left"] for row in rows)
+    layers = [replace(over("all_reduce", 32, DP), moves="gradient") for _ in range(6)]
+    scanned = [row for row in align(layers, [ring, looped(over("all_reduce", 32, DP), 6)]) if row.left]
+    assert [row.rules for row in scanned] == [("loop",)]
+    assert (
+        unexplained([row for row in align(gradients[1:], [ring, *ticks]) if row.left or row.right[0].op != PERMUTE]) > 0
+    )
