@@ -27,11 +27,12 @@ def row_of(found: Match, of: list[Atom], rule: str) -> None:
     found.link([(atom, atom.left) for atom in of], [rule], extra=True)
 
 
-def weights(found: Match, side: int) -> None:
+def weights(found: Match, side: int, exact: bool = False) -> None:
     """Weights that one side gathers, and whose gradients it scatters, where the other exchanges activations.
 
     Where the other side gathers weights over these ranks too, it does not do one instead of the other; but it may
-    gather one vector, such as a bias, for each weight that stays where it is.
+    gather one vector, such as a bias, for each weight that stays where it is. exact: only where all that is gathered
+    is scattered, and the other side has sums in the forward pass, which are of activations.
     """
     gathers = [a for a in found.open(side, "all_gather") if is_weight(found, a)]
     others = [a for a in found.open(1 - side, "all_gather") if is_weight(found, a) or of_argument(a)]
@@ -52,13 +53,38 @@ def weights(found: Match, side: int) -> None:
             for op in ("all_gather", "reduce_scatter", "all_reduce")
             for a in found.open(1 - side, op)
             if same_ranks(a, first) and a.moves not in ("parameter", "gradient") and a not in vectors
+            if a.elements > UNIT  # which the loss is not
             if a.op == "all_gather"
             or a.elements not in sizes
             or a.record.phase == "forward"  # else a weight's gradient
         ]
+        if exact:
+            scattered, rest = gradients_of(found, mine)
+            forward = [a for a in theirs if a.op != "all_gather" and a.record.phase == "forward"]
+            amounts = [sum(a.elements * a.left for a in some) for some in (rest, theirs)]
+            if vectors or not forward or not scattered or amounts[0] not in (0, amounts[1]):
+                continue
+            scattered += rest
         derived = first.record.computation is not None or any(by_compiler(a) for a in theirs)
         if (theirs and derived) if not vectors else stays(mine, vectors, theirs):
             row_of(found, [*mine, *scattered, *theirs, *vectors], "weight_gathered")
+
+
+def gradients_of(found: Match, gathered: Sequence[Atom]) -> tuple[list[Atom], list[Atom]]:
+    """A scattered or reduced sum of the backward pass for each of these weights, as large as it is, and what else is
+    gathered or scattered over these ranks; no sums if one is missing."""
+    sizes = Counter(a.elements for a in gathered for _ in range(a.left))
+    sums, rest = list[Atom](), list[Atom]()
+    for op in ("reduce_scatter", "all_reduce", "all_gather"):
+        for a in found.open(gathered[0].side, op):
+            if not same_ranks(a, gathered[0]) or a in gathered or a.elements <= UNIT:
+                continue
+            if op != "all_gather" and a.record.phase == "backward" and sizes[a.elements] >= a.left:
+                sizes[a.elements] -= a.left
+                sums.append(a)
+            else:
+                rest.append(a)
+    return ([] if any(sizes.values()) else sums), rest
 
 
 def is_weight(found: Match, gather: Atom) -> bool:

@@ -99,17 +99,21 @@ def pair(found: Match, side: int, mine: Sequence[Atom], theirs: Sequence[Atom], 
 
 def mixed(found: Match, sense: Sense, side: int, rewrite: Rewrite) -> None:
     """One flat collective of `side`, for which several of its op and some all_reduces stand, as for short vectors."""
-    op = (rewrite.left, rewrite.right)[side]
-    for one in found.open(side, op):
-        several = [
-            atom
-            for kind in (op, "all_reduce")
-            for atom in found.open(1 - side, kind)
-            if sense.kind(atom) == sense.kind(one) and same_ranks(atom, one) and same_work(atom, one)
-        ]
-        chosen = [several[i] for i in found.subset(cumulative(map(sense.amount, several)), sense.amount(one))]
-        if {atom.op for atom in chosen} == {op, "all_reduce"} and len(one.shape or ()) < 2:
-            pair(found, side, [one], chosen, [rewrite.rule])
+    op, left = (rewrite.left, rewrite.right)[side], -1
+    waiting = [one for one in found.open(side, op) if len(one.shape or ()) < 2]
+    while left != len(waiting):  # of what is left after the others, there may be few enough to try all
+        left = len(waiting)
+        for one in waiting:
+            several = [
+                atom
+                for kind in (op, "all_reduce")
+                for atom in found.open(1 - side, kind)
+                if sense.kind(atom) == sense.kind(one) and same_ranks(atom, one) and same_work(atom, one)
+            ]
+            chosen = [several[i] for i in found.subset(cumulative(map(sense.amount, several)), sense.amount(one))]
+            if {atom.op for atom in chosen} == {op, "all_reduce"}:
+                pair(found, side, [one], chosen, [rewrite.rule])
+        waiting = [one for one in waiting if one.left]
 
 
 def joined_axes(found: Match, sense: Sense, side: int) -> None:

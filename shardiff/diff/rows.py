@@ -15,7 +15,7 @@ from typing import Any
 from shardiff.diff.alignment import Link, Match, Node, identical, match, one_to_one, other_ranks, regrouped, sums
 from shardiff.diff.atoms import Atom, Sense, rides_in_a_loop
 from shardiff.diff.extras import extras
-from shardiff.diff.layouts import early_sums, samples_gathered
+from shardiff.diff.layouts import early_sums, samples_gathered, weights
 from shardiff.diff.over_axes import sums_of_shards
 from shardiff.diff.rewrites import rewrites
 from shardiff.diff.rules import WHY, sentence
@@ -96,6 +96,8 @@ def align(
             regrouped(found, sense)
         for sense in senses:
             rewrites(found, sense)
+        for side in (1, 0) if same_phase else ():
+            weights(found, side, exact=True)  # before they are taken for activations of another phase
     extras(found)
     for same_phase in (True, False):
         for same_type in (True, False):

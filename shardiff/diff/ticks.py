@@ -17,7 +17,7 @@ def explain(found: Match, extra: Atom, by: Atom, rule: str) -> None:
 
 
 def gradients_every_tick(found: Match) -> None:
-    """All_reduces of gradients in the loop of a pipeline: each is needed once, and the other ticks repeat it.
+    """Sums of gradients in the loop of a pipeline: each is needed once, and the other ticks repeat it.
 
     For that, the other side must reduce nothing but gradients over these ranks, and in total as much as one tick does;
     else an instruction in a loop may stand for as many calls as the loop has trips, one for each layer, say.
@@ -26,9 +26,10 @@ def gradients_every_tick(found: Match) -> None:
     for side in (0, 1) if shape else ():
         groups: dict[Any, tuple[list[Atom], list[Atom]]] = defaultdict(lambda: ([], []))
         for s in (0, 1):
-            for atom in found.by_op[s].get("all_reduce", ()):
-                if atom.record.phase == "backward" and atom.ranks is not None:
-                    groups[atom.ranks, kind_of(atom.dtype)][s].append(atom)
+            for op in ("all_reduce", "reduce_scatter"):
+                for atom in found.by_op[s].get(op, ()):
+                    if atom.record.phase == "backward" and atom.ranks is not None:
+                        groups[atom.ranks, kind_of(atom.dtype)][s].append(atom)
         for sides in groups.values():
             looped = [a for a in sides[side] if rides_in_a_loop(a.record) and a.left == shape[0]]
             theirs = sides[1 - side]

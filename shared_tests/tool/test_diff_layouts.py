@@ -143,6 +143,21 @@ def test_gradients_in_a_pipelines_loop_are_each_needed_once():
     layers = [replace(over("all_reduce", 32, DP), moves="gradient") for _ in range(6)]
     scanned = [row for row in align(layers, [ring, looped(over("all_reduce", 32, DP), 6)]) if row.left]
     assert [row.rules for row in scanned] == [("loop",)]
-    assert (
-        unexplained([row for row in align(gradients[1:], [ring, *ticks]) if row.left or row.right[0].op != PERMUTE]) > 0
-    )
+    assert unexplained(align(gradients[1:], [ring, *ticks])) > 1  # the ring is one
+
+
+def test_weights_gathered_with_their_gradients_stand_for_activations_before_these_are_taken_for_moved():
+    """As where attention is split by the sequence: weights, K and V are gathered, and their sums scattered."""
+    written = [
+        over(op, 64, BOTH, phase) for phase in ("forward", "backward") for op in ("all_gather", "reduce_scatter")
+    ]
+    weight = replace(derived(over("all_gather", 64, BOTH, "forward"), "params[0].q"), moves="parameter")
+    kept = [derived(over("all_gather", 64, BOTH, "forward")), derived(over("reduce_scatter", 64, BOTH), "dot_general")]
+    gathered = [weight, over("reduce_scatter", 64, BOTH)]
+    assert {rule for row in align(written, [*kept, *gathered]) for rule in row.rules} == {"weight_gathered"}
+    more = [*kept, *kept, *gathered]  # K and V are as much together as the two sums that there are not
+    assert unexplained(align(written, more)) == 0
+    for right in ([*kept, weight], [*kept, weight, *gathered]):
+        assert unexplained(align(written, right)) > 0
+    activations = [written[0], written[3]]
+    assert unexplained(align(activations, [*kept, *gathered])) > 0  # the other side sums nothing in the forward pass
