@@ -98,7 +98,7 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
     what = parts[0] if len(parts) == 1 else None
     moves = edges is None or any(source != target for source, target in edges)
     gathers = op == "all_reduce" and bool(parts) and all(part.gathers for part in parts)
-    place = (computation, site.name) if gathers else context.repeated.get((computation, site.name))
+    place = context.repeated.get((computation, site.name))
     in_pieces = opcode in ("send", "recv") or chain_id(site) is not None
     return Record(
         op,
@@ -109,7 +109,7 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
         groups=groups,
         edges=edges,
         executions=flow.executions[computation],
-        phase=context.phases.of(computation, site, place),
+        phase=context.phases.of(computation, site, place, by_sum=gathers),
         is_async=(is_start and not is_synchronous(site)) or in_pieces or computation in flow.asynchronous,
         name=display(site.name),
         computation=display(computation),
