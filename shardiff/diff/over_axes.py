@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from shardiff.diff.alignment import Match
-from shardiff.diff.atoms import UNIT, Atom, Sense, is_product
+from shardiff.diff.atoms import UNIT, Atom, Sense, is_product, same_ranks
 
 Axis = tuple[Any, int | None]  # who takes part, and how many
 Sums = Mapping[tuple[Any, int | None, str], list[Atom]]  # the axis and the op -> atoms
@@ -18,7 +18,8 @@ MOST_AXES = 12  # of which every two are tried
 def sums_of_shards(found: Match, sense: Sense) -> None:
     """All_reduces of tensors over an axis, for each of which there is one of its shard, if another axis scatters it.
 
-    All that both sides reduce over the axis must be such pairs: two shards as large as one tensor are two tensors.
+    All that both sides reduce over the axis must be such pairs, but for what has a counterpart of the same amount: two
+    shards as large as one tensor are two tensors.
     """
     scattering = {
         (atom.ranks, atom.record.group_size)
@@ -32,7 +33,8 @@ def sums_of_shards(found: Match, sense: Sense) -> None:
             sums = atom.reduction in (None, "sum") and not atom.gathers and atom.moves != "activation"
             if sums and atom.elements > UNIT and atom.ranks is not None:
                 every[atom.ranks, sense.kind(atom)][side].append(atom)
-    for (ranks, _), sides in every.items():
+    for (ranks, _), both in every.items():
+        sides = [[a for a in side if not equals(found, a, sense)] for side in both]
         amounts = [Counter(sense.amount(atom) for atom in side for _ in range(atom.left)) for side in sides]
         for size in {size for others, size in scattering if others not in (None, ranks)}:
             for wide, rule in ((0, "scattered_before_reduced"), (1, "reduced_before_scattered")):
@@ -45,6 +47,15 @@ def sums_of_shards(found: Match, sense: Sense) -> None:
                             )
                             found.pair(*(([whole], [shard]) if wide == 0 else ([shard], [whole])), [rule])
                     break
+
+
+def equals(found: Match, whole: Atom, sense: Sense) -> bool:
+    """Whether the other side has a sum of the same amount over these ranks, which is more than one of a shard."""
+    return any(
+        sense.amount(a) == sense.amount(whole) and sense.kind(a) == sense.kind(whole) and same_ranks(a, whole)
+        for op in ("reduce_scatter", "all_reduce")
+        for a in found.open(1 - whole.side, op)
+    )
 
 
 def sums_over_axes(found: Match, sense: Sense) -> None:
@@ -66,15 +77,18 @@ def sums_over_axes(found: Match, sense: Sense) -> None:
         axes = list(dict.fromkeys((ranks, size) for side in both for ranks, size, _ in side))
         for inner in axes:
             for outer in (None, *(axes if len(axes) <= MOST_AXES else ())):
+                if outer == inner:
+                    continue
                 joined = [
                     one for one in axes if outer and is_product(one[0], [inner[0], outer[0]], sizes(one, inner, outer))
                 ]
-                sides = [Summed(side, inner, outer, joined, sense) for side in both]
-                if outer != inner and (rules := same_sums(*sides, exact=sense.same_phase)):
+                for open_only in (False, True):  # also of what was matched, perhaps with too much of another bucket
+                    sides = [Summed(side, inner, outer, joined, sense, open_only) for side in both]
                     used = [atom for side in sides for atom in side.used if atom.left]
-                    phases, types = {a.record.phase for a in used}, {a.dtype for a in used}
-                    rules += ["moved"] * (len(phases) > 1) + ["dtype"] * (len(types) > 1)
-                    if {atom.side for atom in used} == {0, 1}:
+                    rules = same_sums(*sides, exact=sense.same_phase)
+                    if rules and {atom.side for atom in used} == {0, 1}:
+                        phases, types = {a.record.phase for a in used}, {a.dtype for a in used}
+                        rules += ["moved"] * (len(phases) > 1) + ["dtype"] * (len(types) > 1)
                         found.link([(atom, atom.left) for atom in used], rules)
 
 
@@ -82,16 +96,18 @@ class Summed:
     """What one side sums over an inner axis, an outer one, and both; amounts of all executions.
 
     scattered, whole: over the inner axis. outside: over the outer axis, of whole tensors and of shards. joined: over
-    both.
+    both. open_only: without what has a counterpart.
     """
 
-    def __init__(self, sums: Sums, inner: Axis, outer: Axis | None, both: Sequence[Axis], sense: Sense) -> None:
+    def __init__(
+        self, sums: Sums, inner: Axis, outer: Axis | None, both: Sequence[Axis], sense: Sense, open_only: bool
+    ) -> None:
         self.size, self.used = inner[1] or 0, list[Atom]()
 
         def amount(op: str, *axes: Axis) -> int:
             atoms = [atom for axis in axes for atom in sums.get((*axis, op), ())]
             self.used += atoms
-            return sum(sense.amount(atom) * atom.record.times for atom in atoms)
+            return sum(sense.amount(atom) * (atom.left if open_only else atom.record.times) for atom in atoms)
 
         self.scattered, self.whole = amount("reduce_scatter", inner), amount("all_reduce", inner)
         self.outside = amount("all_reduce", outer) if outer else 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardiff.diff.alignment import Match, Rewrite, cumulative, one_to_one, regrouped, sums
 from shardiff.diff.atoms import Atom, Sense, agree, is_product, same_ranks, same_work
-from shardiff.diff.over_axes import sums_over_axes
+from shardiff.diff.over_axes import equals, sums_over_axes
 from shardiff.diff.rings import one_peer, rings
 
 ONE_FOR_ONE = (
@@ -176,5 +176,5 @@ def reduced_whole(found: Match, sense: Sense, side: int) -> None:
 
             of_other_axes = any(s == size and (ranks is None or ranks != shard.ranks) for s, ranks in scatters)
             whole = take(found, 1 - side, "all_reduce", sense.amount(shard) * size, sense, over_same, shard)
-            if whole and of_other_axes:
+            if whole and of_other_axes and not any(equals(found, one, sense) for one in whole):
                 pair(found, side, [shard], whole, ["reduced_before_scattered"])

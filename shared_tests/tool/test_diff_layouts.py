@@ -108,6 +108,9 @@ def test_shards_as_large_together_as_one_tensor_are_two_tensors():
     assert rules([scatter, shards], [scatter, *gains]) == [(), ("reduced_before_scattered",)]
     assert unexplained(align(gains, [shards])) == 1  # nothing is scattered
     assert unexplained(align([scatter, *gains, gains[0]], [scatter, shards])) > 0
+    activation = over("reduce_scatter", 128, DP)  # what is as large is more alike than what is half as large
+    rows = align([scatter, gains[0], activation], [scatter, over("all_reduce", 128, DP)])
+    assert [row.rules for row in rows if not row.unexplained] == [(), ("unfused_reduce_scatter",)]
 
 
 def test_sums_in_one_call_are_the_addends_of_one():
