@@ -18,8 +18,8 @@ MOST_AXES = 12  # of which every two are tried
 def sums_of_shards(found: Match, sense: Sense) -> None:
     """All_reduces of tensors over an axis, for each of which there is one of its shard, if another axis scatters it.
 
-    All that both sides reduce over the axis must be such pairs, but for what has a counterpart of the same amount: two
-    shards as large as one tensor are two tensors.
+    All that both sides reduce over the axis must be such pairs, but for what has a counterpart of the same amount over
+    this axis or over both: two shards as large as one tensor are two tensors.
     """
     scattering = {
         (atom.ranks, atom.record.group_size)
@@ -32,21 +32,31 @@ def sums_of_shards(found: Match, sense: Sense) -> None:
         for atom in found.open(side, "all_reduce"):
             sums = atom.reduction in (None, "sum") and not atom.gathers and atom.moves != "activation"
             if sums and atom.elements > UNIT and atom.ranks is not None:
-                every[atom.ranks, sense.kind(atom)][side].append(atom)
-    for (ranks, _), both in every.items():
+                every[atom.ranks, atom.record.group_size, sense.kind(atom)][side].append(atom)
+    for (ranks, group_size, _), both in every.items():
         sides = [[a for a in side if not equals(found, a, sense)] for side in both]
         amounts = [Counter(sense.amount(atom) for atom in side for _ in range(atom.left)) for side in sides]
-        for size in {size for others, size in scattering if others not in (None, ranks)}:
+        for size in {size or 0 for others, size in scattering if others not in (None, ranks)}:
             for wide, rule in ((0, "scattered_before_reduced"), (1, "reduced_before_scattered")):
                 shards = Counter({amount * size: count for amount, count in amounts[1 - wide].items()})
-                if amounts[wide] and amounts[wide] == shards:
-                    for whole in sides[wide]:
-                        while whole.left:
-                            shard = next(
-                                a for a in sides[1 - wide] if a.left and sense.amount(a) * size == sense.amount(whole)
-                            )
-                            found.pair(*(([whole], [shard]) if wide == 0 else ([shard], [whole])), [rule])
+                joined = Counter(
+                    sense.amount(a)
+                    for a in found.open(1 - wide, "all_reduce")
+                    if a.ranks not in (None, ranks) and a.record.group_size == size * group_size
+                )
+                if shards and shards <= amounts[wide] and amounts[wide] - shards <= joined:
+                    pair_shards(found, sides[wide], sides[1 - wide], size, sense, rule)
                     break
+
+
+def pair_shards(
+    found: Match, wholes: Sequence[Atom], shards: Sequence[Atom], size: int, sense: Sense, rule: str
+) -> None:
+    """Each of the shards with a tensor that is `size` times as large."""
+    for shard in shards:
+        for whole in wholes:
+            if shard.left and whole.left and sense.amount(shard) * size == sense.amount(whole):
+                found.pair(*(([whole], [shard]) if whole.side == 0 else ([shard], [whole])), [rule])
 
 
 def equals(found: Match, whole: Atom, sense: Sense) -> bool:

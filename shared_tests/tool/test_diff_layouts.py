@@ -108,6 +108,11 @@ def test_shards_as_large_together_as_one_tensor_are_two_tensors():
     assert rules([scatter, shards], [scatter, *gains]) == [(), ("reduced_before_scattered",)]
     assert unexplained(align(gains, [shards])) == 1  # nothing is scattered
     assert unexplained(align([scatter, *gains, gains[0]], [scatter, shards])) > 0
+    gain = over("all_reduce", 16, DP)  # which the other side reduces over both axes at once
+    right = [over("reduce_scatter", 640 - 16, TP), shards, over("all_reduce", 16, BOTH)]
+    found = [row.rules for row in align([scatter, *gains, gain], right)]
+    assert found == [("unfused_reduce_scatter", "joined_axes"), ("scattered_before_reduced", "combined")]
+    assert unexplained(align([scatter, *gains, gain], right[:2])) > 0
     activation = over("reduce_scatter", 128, DP)  # what is as large is more alike than what is half as large
     rows = align([scatter, gains[0], activation], [scatter, over("all_reduce", 128, DP)])
     assert [row.rules for row in rows if not row.unexplained] == [(), ("unfused_reduce_scatter",)]
