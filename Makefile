@@ -39,6 +39,7 @@ fuzz: install
 long: install
 	@$(BIN)/python -m shared_tests.proof.long_runs
 	@$(BIN)/python -m shared_tests.proof.spellings
+	@$(BIN)/python -m shared_tests.proof.sweep
 
 realprograms: install
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[realprograms]"
