@@ -61,7 +61,7 @@ LARGE = (  # for 1,024 chips
 
 
 class Case(NamedTuple):
-    """A spelling of a mesh of strategies for a target; with n of a mesh left open, for all ranks that the target has."""
+    """A spelling of a mesh of strategies for a target. mesh: with n for as many ranks as the target has left."""
 
     spelling: str
     mesh: str
