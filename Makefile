@@ -43,6 +43,7 @@ long: install
 	@$(BIN)/python -m pytest -n auto --maxprocesses 8 -m long
 	@$(BIN)/python -m shared_tests.proof.long_runs
 	@$(BIN)/python -m shared_tests.proof.spellings
+	@$(BIN)/python -m shared_tests.proof.sweep
 
 realprograms: install
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[realprograms]"
