@@ -71,9 +71,9 @@ def _product(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
 
 def _product_back(used: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = used
-    rows, features = range(x.ndim - 1), range(x.ndim - 1, dy.ndim)
-    dx = lax.dot_general(dy, w, ((tuple(features), tuple(range(1, w.ndim))), ((), ())))
-    return dx, lax.dot_general(x, dy, ((tuple(rows),) * 2, ((), ())))
+    rows, features = tuple(range(x.ndim - 1)), tuple(range(x.ndim - 1, dy.ndim))
+    dx = lax.dot_general(dy, w, ((features, tuple(range(1, w.ndim))), ((), ())))
+    return dx, lax.dot_general(x, dy, ((rows, rows), ((), ())))
 
 
 product.defvjp(_product, _product_back)
