@@ -46,7 +46,7 @@ SOME = [
 ]
 
 
-OFTEN = [SOME[i] for i in (0, 1, 3, 5, 7, 9)]  # that is, in `make test`
+OFTEN = [SOME[i] for i in (0, 1, 5, 7)]  # that is, in `make test`
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
