@@ -50,17 +50,21 @@ def stream(size: int, source: int, target: int) -> float:
 
 
 def collective(op: str, size: int, iterations: int, ranks: int) -> tuple[list[float], int]:
-    """Seconds of each call of a collective over the first `ranks` ranks, and the bytes that this one sent in the last.
+    """Seconds of each call of a collective over so many ranks, and the bytes that this one sent in the last.
 
-    size: payload in bytes. "collective_permute": to the next rank, receives posted first; "message": from rank 0 to
-    rank 1.
+    The ranks are as far apart as they can be, on as many hosts as possible. size: payload in bytes.
+    "collective_permute": to the next rank, receives posted first; "message": from the first rank to the second.
     """
-    rank, n, group = dist.get_rank(), ranks, first_ranks(ranks)
+    n, members = ranks, ranks_of(ranks)
+    group, mine = group_of(ranks), dist.get_rank() in members
+    rank = members.index(dist.get_rank()) if mine else -1
     x, out = torch.ones(size // 4), torch.zeros(size // 4)
     part, before_me, after_me = size // 4 // n, (rank - 1) % n, (rank + 1) % n
 
     def exchange(*posted: tuple[str, int]) -> None:
-        works = [dist.irecv(out, peer) if way == "from" else dist.isend(x, peer) for way, peer in posted]
+        works = [
+            dist.irecv(out, members[peer]) if way == "from" else dist.isend(x, members[peer]) for way, peer in posted
+        ]
         for work in works:
             assert work is not None
             work.wait()
@@ -71,8 +75,8 @@ def collective(op: str, size: int, iterations: int, ranks: int) -> tuple[list[fl
 
     def all_to_all_by_messages() -> None:
         peers = [peer for peer in range(n) if peer != rank]
-        works = [dist.irecv(out[peer * part : (peer + 1) * part], peer) for peer in peers]
-        works += [dist.isend(x[peer * part : (peer + 1) * part], peer) for peer in peers]
+        works = [dist.irecv(out[peer * part : (peer + 1) * part], members[peer]) for peer in peers]
+        works += [dist.isend(x[peer * part : (peer + 1) * part], members[peer]) for peer in peers]
         out[rank * part : (rank + 1) * part] = x[rank * part : (rank + 1) * part]
         for work in works:
             assert work is not None
@@ -102,7 +106,7 @@ def collective(op: str, size: int, iterations: int, ranks: int) -> tuple[list[fl
     for _ in range(1 + iterations):
         dist.barrier()
         before, began = sent_bytes(), time.perf_counter()
-        if rank < n:
+        if mine:
             calls[op]()
         taken.append(time.perf_counter() - began)
         dist.barrier()  # what is queued has left the interface once the others have it
@@ -110,10 +114,15 @@ def collective(op: str, size: int, iterations: int, ranks: int) -> tuple[list[fl
     return taken[1:], sent
 
 
+def ranks_of(number: int) -> list[int]:
+    """So many ranks, as far apart as they can be."""
+    return list(range(0, dist.get_world_size(), dist.get_world_size() // number))[:number]
+
+
 @functools.cache
-def first_ranks(ranks: int) -> dist.ProcessGroup | None:
-    """The group of the first so many ranks; None for all of them. All ranks call it."""
-    if ranks == dist.get_world_size():
+def group_of(number: int) -> dist.ProcessGroup | None:
+    """The group of these ranks; None for all of them. All ranks call it."""
+    if number == dist.get_world_size():
         return None
-    group = dist.new_group(list(range(ranks)))
+    group = dist.new_group(ranks_of(number))
     return None if isinstance(group, int) else group  # a number stands for a rank that is not in it

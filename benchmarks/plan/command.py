@@ -78,10 +78,10 @@ def plan(
         list[str] | None, repeatable("HOSTSxRANKS", "To prove: 1x2, 1x4, 2x2, ... Default: these three.")
     ] = None,
     rate: Annotated[
-        list[str] | None, repeatable("RATE", "To prove: of the links. Default: 50, 100, 200 and 500mbit.")
+        list[str] | None, repeatable("RATE", "To prove: of the links. Default: 5, 10, 20 and 50mbit; ten times that with --real.")
     ] = None,
     real: Annotated[
-        bool, typer.Option("--real", help="To prove: with the CPU's own speed, not with a paced device of 2 GFLOP/s.")
+        bool, typer.Option("--real", help="To prove: with the CPU's own speed, not with a paced device of 0.1 GFLOP/s.")
     ] = False,
     iterations: Annotated[int, typer.Option(metavar="N", help="To prove: steps of each mesh.")] = 3,
     output: Annotated[Path | None, OUTPUT] = None,
@@ -98,7 +98,9 @@ def plan(
     from contract.problem import DTYPES, Problem
     from shardiff.system.files import check_path
 
-    usual = Problem(256, 512, 4) if prove else Problem(4096, 8192, 16, "bfloat16")
+    usual = Problem(4096, 8192, 16, "bfloat16")
+    if prove:
+        usual = Problem(256, 512, 4) if real else Problem(128, 256, 4)
     given = {"batch": batch, "width": width, "layers": layers, "dtype": dtype}
     given = {name: value for name, value in given.items() if value is not None}
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from benchmarks.lab.lab import Lab
@@ -23,8 +24,8 @@ from shardiff.record import wire_factor
 
 TRAFFIC, STEPS = "benchmarks.lab.traffic", "benchmarks.plan.prove.steps"  # modules that ranks call
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
-SIZES = (1 << 18, 1 << 20)  # bytes
-RATE = 100e6  # bit/s, at which gloo's collectives are measured
+SIZES = (1 << 17, 1 << 19)  # bytes
+RATE = 100e6  # bit/s, at which gloo's collectives are measured where nothing else is said
 REPEATS = 5
 STREAMS = 5  # tries
 MOST_OFF = 0.05  # by which the rate of a stream may differ from the stated one
@@ -78,30 +79,33 @@ def check_rate(lab: Lab, rate: float) -> float:
     )
 
 
-def measure(lab: Lab) -> Gloo:
-    """gloo's collectives over as many ranks as an axis can have: at a rate at which no CPU is short of time."""
+def measure(lab: Lab, rate: float = RATE) -> Gloo:
+    """gloo's collectives over as many ranks as an axis can have, at a rate at which no CPU is short of time.
+
+    Links are shaped as in the runs, those of the ranks on one host, those between hosts where there are several: a ring
+    over fast and slow links is slower than its slow links allow.
+    """
     counts = [n for n in range(2, lab.shape.ranks + 1) if lab.shape.ranks % n == 0]
     lab.rates(None, None)
-    small = {(op, n): least(lab, op, 4096, n) for n in counts for op in OPS}
-    large, more = (least(lab, "message", size, 2) for size in (SIZES[1], 4 * SIZES[1]))
-    fast = 3 * SIZES[1] / max(more - large, 1e-6)
-    lab.rates(RATE, RATE)
+    small = {(op, n): min(times(lab, op, 4096, n, 4 * REPEATS)) for n in counts for op in OPS}
+    large, more = (min(times(lab, "message", size, lab.shape.ranks)) for size in (1 << 20, 1 << 22))
+    fast = 3 * (1 << 20) / max(more - large, 1e-6)
+    lab.rates(rate if lab.shape.hosts == 1 else None, rate)
     collectives, sent = {}, {}
     for op, n in small:
         name, factor = "message" if op == "collective_permute" else op, float(wire_factor(op, n))
-        times = [least(lab, name, size, n) for size in SIZES]
-        overhead = (times[1] - times[0]) / (SIZES[1] - SIZES[0]) * goodput(RATE) / factor
+        taken = [median(times(lab, name, size, n)) for size in SIZES]
+        overhead = (taken[1] - taken[0]) / (SIZES[1] - SIZES[0]) * goodput(rate) / factor
         answers = lab.call(TRAFFIC, "collective", name, SIZES[1], 1, n)
         collectives[op, n] = Measured(small[op, n], max(overhead, 1.0))
         sent[op, n] = max(each[1] for each in answers) * GOODPUT / (SIZES[1] * factor)
     return Gloo(fast, collectives, sent)
 
 
-def least(lab: Lab, op: str, size: int, ranks: int) -> float:
-    """Seconds of the quickest call, each as long as its slowest rank: the least disturbed one."""
-    repeats = REPEATS if size > 65536 else 4 * REPEATS
+def times(lab: Lab, op: str, size: int, ranks: int, repeats: int = REPEATS) -> list[float]:
+    """Seconds of each call, each as long as its slowest rank."""
     answers = lab.call(TRAFFIC, "collective", op, size, repeats, ranks)
-    return min(max(each[0][i] for each in answers[:ranks]) for i in range(repeats))
+    return [max(each[0][i] for each in answers) for i in range(repeats)]
 
 
 def machine(

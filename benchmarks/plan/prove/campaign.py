@@ -36,15 +36,25 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Campaign:
-    """What to prove. rates: bit/s. meshes: `dp=2,tp=2`; every one that can work if empty. paced: None: the real CPU."""
+    """What to prove. rates: bit/s. meshes: `dp=2,tp=2`; every one that can work if empty. paced: None: the real CPU.
+
+    in_turn: the problems take the rates in turn, instead of every problem at every rate.
+    """
 
     shapes: tuple[Shape, ...] = (Shape(1, 2), Shape(1, 4), Shape(2, 2))
-    rates: tuple[float, ...] = (50e6, 100e6, 200e6, 500e6)
-    problems: tuple[Problem, ...] = (Problem(256, 512, 4), Problem(2048, 256, 4))
+    rates: tuple[float, ...] = (5e6, 10e6, 20e6, 50e6)
+    problems: tuple[Problem, ...] = (Problem(128, 256, 4), Problem(1024, 128, 4))
     meshes: tuple[str, ...] = ()
-    paced: Paced | None = Paced(2e9, 2e9)
+    # Slow, and small problems, so that what Python and gloo take of the CPU is little of a step
+    paced: Paced | None = Paced(1e8, 2e8)
     iterations: int = 3
     microbatches: int = 4
+    in_turn: bool = False
+
+    def cases(self) -> list[tuple[float, Problem]]:
+        """Every rate with the problems that are run at it."""
+        each, step = list(enumerate(self.problems)), len(self.problems) if self.in_turn else 1
+        return [(rate, problem) for i, rate in enumerate(self.rates) for j, problem in each if (i - j) % step == 0]
 
     def runs(self, shape: Shape, problem: Problem) -> list[Run]:
         """Every mesh of the usual strategies in every order of its axes that matters on this shape."""
@@ -102,7 +112,7 @@ def of_lab(
 ) -> None:
     """All configurations of one shape: measure gloo, predict all, then run all."""
     shape, paced = lab.shape, campaign.paced
-    gloo = calibrate.measure(lab)
+    gloo = calibrate.measure(lab, math.prod(campaign.rates) ** (1 / len(campaign.rates)))
     flops: dict[Problem, float] = {}
     overheads: dict[Problem, float] = {}
     for problem in campaign.problems:
@@ -121,23 +131,22 @@ def of_lab(
     todo: list[tuple[float, Run, Prediction]] = []
     now, commit = datetime.now(UTC).isoformat(timespec="seconds"), here.commit()
     first = len(document["configurations"])
-    for rate in campaign.rates:
-        for problem in campaign.problems:
-            where = calibrate.machine(shape, rate, gloo, paced, flops.get(problem, 0.0), overheads.get(problem, 0.0))
-            for run in campaign.runs(shape, problem):
-                found = predict(run, where)
-                todo.append((rate, run, found))
-                document["configurations"].append(
-                    {
-                        "shape": str(shape),
-                        "rate_bits_per_second": rate,
-                        "batch": problem.batch,
-                        "width": problem.width,
-                        "layers": problem.layers,
-                        "predicted": {**mesh_document(found, found), "commit": commit, "date": now},
-                        "measured": None,
-                    }
-                )
+    for rate, problem in campaign.cases():
+        where = calibrate.machine(shape, rate, gloo, paced, flops.get(problem, 0.0), overheads.get(problem, 0.0))
+        for run in campaign.runs(shape, problem):
+            found = predict(run, where)
+            todo.append((rate, run, found))
+            document["configurations"].append(
+                {
+                    "shape": str(shape),
+                    "rate_bits_per_second": rate,
+                    "batch": problem.batch,
+                    "width": problem.width,
+                    "layers": problem.layers,
+                    "predicted": {**mesh_document(found, found), "commit": commit, "date": now},
+                    "measured": None,
+                }
+            )
     save(document)
     wanted: dict[Problem, list[Any]] = {}
     seen: set[tuple[object, ...]] = set()
