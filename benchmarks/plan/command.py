@@ -78,7 +78,8 @@ def plan(
         list[str] | None, repeatable("HOSTSxRANKS", "To prove: 1x2, 1x4, 2x2, ... Default: these three.")
     ] = None,
     rate: Annotated[
-        list[str] | None, repeatable("RATE", "To prove: of the links. Default: 5, 10, 20 and 50mbit; ten times that with --real.")
+        list[str] | None,
+        repeatable("RATE", "To prove: of the links. Default: 5, 10, 20 and 50mbit, and with --real ten times as much."),
     ] = None,
     real: Annotated[
         bool, typer.Option("--real", help="To prove: with the CPU's own speed, not with a paced device of 0.1 GFLOP/s.")
