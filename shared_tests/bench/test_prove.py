@@ -60,7 +60,7 @@ def opened(lab, gloo, monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
 
     for module in (campaigns, wire):
         monkeypatch.setattr(module, "open_lab", again)
-    monkeypatch.setattr(calibrate, "measure", lambda lab: gloo)
+    monkeypatch.setattr(calibrate, "measure", lambda *asked: gloo)
     return shapes
 
 

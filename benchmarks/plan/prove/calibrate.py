@@ -79,26 +79,27 @@ def check_rate(lab: Lab, rate: float) -> float:
     )
 
 
-def measure(lab: Lab, rate: float = RATE) -> Gloo:
+def measure(lab: Lab, rate: float = RATE, inside: float | None = None) -> Gloo:
     """gloo's collectives over as many ranks as an axis can have, at a rate at which no CPU is short of time.
 
-    Links are shaped as in the runs, those of the ranks on one host, those between hosts where there are several: a ring
-    over fast and slow links is slower than its slow links allow.
+    As in the runs, all groups of an axis send at once. Links are those of the ranks on one host; or those between
+    hosts, which groups share, with those `inside`: a ring over fast and slow links is slower than its slow links allow.
     """
     counts = [n for n in range(2, lab.shape.ranks + 1) if lab.shape.ranks % n == 0]
     lab.rates(None, None)
     small = {(op, n): min(times(lab, op, 4096, n, 4 * REPEATS)) for n in counts for op in OPS}
     large, more = (min(times(lab, "message", size, lab.shape.ranks)) for size in (1 << 20, 1 << 22))
     fast = 3 * (1 << 20) / max(more - large, 1e-6)
-    lab.rates(rate if lab.shape.hosts == 1 else None, rate)
+    lab.rates(rate if lab.shape.hosts == 1 else inside, rate)
     collectives, sent = {}, {}
     for op, n in small:
         name, factor = "message" if op == "collective_permute" else op, float(wire_factor(op, n))
         taken = [median(times(lab, name, size, n)) for size in SIZES]
-        overhead = (taken[1] - taken[0]) / (SIZES[1] - SIZES[0]) * goodput(rate) / factor
+        bandwidth = goodput(rate) / (lab.shape.ranks // n if lab.shape.hosts > 1 else 1)
+        overhead = (taken[1] - taken[0]) / (SIZES[1] - SIZES[0]) * bandwidth / factor
         answers = lab.call(TRAFFIC, "collective", name, SIZES[1], 1, n)
-        collectives[op, n] = Measured(small[op, n], max(overhead, 1.0))
         sent[op, n] = max(each[1] for each in answers) * GOODPUT / (SIZES[1] * factor)
+        collectives[op, n] = Measured(small[op, n], max(overhead, 1.0))
     return Gloo(fast, collectives, sent)
 
 
@@ -109,14 +110,21 @@ def times(lab: Lab, op: str, size: int, ranks: int, repeats: int = REPEATS) -> l
 
 
 def machine(
-    shape: Shape, rate: float, gloo: Gloo, paced: Paced | None, flops: float = 0.0, overhead: float = 0.0
+    shape: Shape,
+    rate: float,
+    gloo: Gloo,
+    paced: Paced | None,
+    flops: float = 0.0,
+    overhead: float = 0.0,
+    own: float | None = None,
 ) -> Machine:
     """The lab at one rate: of the ranks' own links on one host, of the links between hosts where there are several.
 
-    flops: of the real device, where it is not paced.
+    own: the rate of a rank's own link there; None: not shaped. flops: of the real device, where it is not paced.
     """
     shaped = Link(goodput(rate), 0.0, burst_of(rate))
-    inside = shaped if shape.hosts == 1 else Link(gloo.fast)
+    fast = Link(gloo.fast) if own is None else Link(goodput(own), 0.0, burst_of(own))
+    inside = shaped if shape.hosts == 1 else fast
     rates = {"float32": paced.flops if paced else flops}
     memory = paced.memory if paced else 1e15  # the real device's rate has the update in it
     device = Device("paced" if paced else "CPU", rates, 1e12, memory, roofline=False, overhead=overhead)

@@ -29,7 +29,7 @@ from shardiff.record import wire_factor
 from shardiff.system import machine as here
 
 Document = dict[str, Any]
-SMALL_TALK = 60_000  # bytes of barriers and acknowledgements in a step
+SMALL_TALK = 30_000  # bytes of barriers and acknowledgements in a step
 BYTES_OFF = 0.05
 TOLERANCE = 1e-5
 
@@ -38,7 +38,8 @@ TOLERANCE = 1e-5
 class Campaign:
     """What to prove. rates: bit/s. meshes: `dp=2,tp=2`; every one that can work if empty. paced: None: the real CPU.
 
-    in_turn: the problems take the rates in turn, instead of every problem at every rate.
+    in_turn: the problems take the rates in turn, instead of every problem at every rate. inside: bit/s of a rank's own
+    link where there are several hosts; None: not shaped. claim: what these configurations are to show.
     """
 
     shapes: tuple[Shape, ...] = (Shape(1, 2), Shape(1, 4), Shape(2, 2))
@@ -50,6 +51,8 @@ class Campaign:
     iterations: int = 3
     microbatches: int = 4
     in_turn: bool = False
+    inside: float | None = None
+    claim: str = ""
 
     def cases(self) -> list[tuple[float, Problem]]:
         """Every rate with the problems that are run at it."""
@@ -73,18 +76,22 @@ class Campaign:
 
 
 def prove(
-    campaign: Campaign,
+    campaigns: Sequence[Campaign],
     save: Callable[[Document], object] = lambda document: None,
     starting: Callable[[str], object] = lambda what: None,
 ) -> Document:
-    """The document. save: called with it whenever it has grown. Raises LabError, or ValueError for a failed check."""
+    """The document. save: called with it whenever it has grown. Raises LabError, or ValueError for a failed check.
+
+    All campaigns run on the device of the first.
+    """
+    campaign = campaigns[0]
     document: Document = {
         "kind": "plan_proof",
         "schema": 1,
         "machine": here.facts(),
         "settings": {
             "paced": campaign.paced._asdict() if campaign.paced else None,
-            "rates_bits_per_second": list(campaign.rates),
+            "rates_bits_per_second": sorted({rate for each in campaigns for rate in each.rates}),
             "iterations": campaign.iterations,
         },
         "complete": False,
@@ -94,10 +101,14 @@ def prove(
         "summary": None,
     }
     resume.begin(document, None)
-    for shape in campaign.shapes:
+    for shape in dict.fromkeys(shape for each in campaigns for shape in each.shapes):
         starting(f"{shape}: namespaces, links, and gloo's collectives")
         with open_lab(shape) as lab:
-            of_lab(campaign, lab, document, save, starting)
+            here_run = [each for each in campaigns if shape in each.shapes]
+            rates = [rate for each in here_run for rate in each.rates]
+            gloo = calibrate.measure(lab, math.prod(rates) ** (1 / len(rates)), here_run[0].inside)
+            for each in here_run:
+                of_lab(each, lab, gloo, document, save, starting)
     document["complete"] = True
     save(document)
     return document
@@ -106,13 +117,14 @@ def prove(
 def of_lab(
     campaign: Campaign,
     lab: Lab,
+    gloo: calibrate.Gloo,
     document: Document,
     save: Callable[[Document], object],
     starting: Callable[[str], object],
 ) -> None:
-    """All configurations of one shape: measure gloo, predict all, then run all."""
+    """All configurations of one shape: predict all, then run all."""
     shape, paced = lab.shape, campaign.paced
-    gloo = calibrate.measure(lab, math.prod(campaign.rates) ** (1 / len(campaign.rates)))
+    inside = campaign.inside if shape.hosts > 1 else None
     flops: dict[Problem, float] = {}
     overheads: dict[Problem, float] = {}
     for problem in campaign.problems:
@@ -132,7 +144,8 @@ def of_lab(
     now, commit = datetime.now(UTC).isoformat(timespec="seconds"), here.commit()
     first = len(document["configurations"])
     for rate, problem in campaign.cases():
-        where = calibrate.machine(shape, rate, gloo, paced, flops.get(problem, 0.0), overheads.get(problem, 0.0))
+        device = flops.get(problem, 0.0), overheads.get(problem, 0.0)
+        where = calibrate.machine(shape, rate, gloo, paced, *device, inside)
         for run in campaign.runs(shape, problem):
             found = predict(run, where)
             todo.append((rate, run, found))
@@ -140,6 +153,8 @@ def of_lab(
                 {
                     "shape": str(shape),
                     "rate_bits_per_second": rate,
+                    "inside_bits_per_second": inside,
+                    "claim": campaign.claim,
                     "batch": problem.batch,
                     "width": problem.width,
                     "layers": problem.layers,
@@ -154,7 +169,7 @@ def of_lab(
     for (rate, run, _), entry in zip(todo, document["configurations"][first:], strict=True):
         starting(f"{shape}, {rate / 1e6:g} Mbit/s: {run.mesh}, batch {run.problem.batch}")
         if rate != shaped_at:
-            lab.rates(rate if shape.hosts == 1 else None, rate)
+            lab.rates(rate if shape.hosts == 1 else inside, rate)
             entry["stream_of_rate"], shaped_at = calibrate.check_rate(lab, rate), rate
         expected = None
         if (run.axes, run.problem) not in seen:
