@@ -21,8 +21,8 @@ from contract.problem import Problem
 PAIR, HOSTS = Shape(1, 2), Shape(2, 2)
 LARGE_BATCH, WIDE, SMALL_BATCH = Problem(1024, 128, 4), Problem(128, 256, 4), Problem(32, 256, 4)
 CRITICAL = "The critical ratio"
-TUNNEL = Campaign((HOSTS,), (10e6,), inside=45e6)
-LINE = Campaign((PAIR,))
+TUNNEL = Campaign((HOSTS,), (10e6,), iterations=2, inside=45e6)
+LINE = Campaign((PAIR,), iterations=2)
 RIVALS_AT = (10e6, 50e6)  # bit/s
 Document = dict[str, Any]
 
