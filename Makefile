@@ -62,6 +62,7 @@ plan: install
 	@$(BIN)/shardiff plan --prove --output benchmarks/results/$(TODAY)_plan_paced_2_cores.json
 	@$(BIN)/shardiff plan --prove --real --output benchmarks/results/$(TODAY)_plan_real_2_cores.json
 	@$(BIN)/shardiff plan --prove --claims --output benchmarks/results/$(TODAY)_plan_claims_2_cores.json
+	@$(BIN)/shardiff bench collectives --wire --max 1MiB --output benchmarks/results/$(TODAY)_wire_2_cores.json
 	@$(BIN)/python -m benchmarks.plan.prove.page
 
 mutants: install

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.plan.prove import claims, rivals
 from benchmarks.plan.prove.summary import summary
-from benchmarks.words import counted
+from benchmarks.words import binary_size, counted
 from shardiff.system import machine
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,20 +23,22 @@ Document = dict[str, Any]
 
 
 def newest(kind: str) -> tuple[str, Document] | None:
-    """The name and content of the newest results of a kind: paced, real or claims."""
-    found = sorted(RESULTS.glob(f"*_plan_{kind}_*.json"))
+    """The name and content of the newest results of a kind: plan_paced, plan_real, plan_claims or wire."""
+    found = sorted(RESULTS.glob(f"*_{kind}_2_cores.json"))
     return (found[-1].name, json.loads(found[-1].read_text())) if found else None
 
 
 def blocks() -> dict[str, list[str]]:
     """Name -> lines of Markdown, for all results that there are."""
     made: dict[str, list[str]] = {}
-    paced, real, said = map(newest, ("paced", "real", "claims"))
+    paced, real, said = map(newest, ("plan_paced", "plan_real", "plan_claims"))
     if paced and real:
         made["proof"] = [*about(*paced), "", *table(paced[1], real[1]), "", *crossed(paced[1])]
     if said:
         made["claims"] = [f"[Results](../benchmarks/results/{said[0]}):", "", *claims.table(said[1])]
         made["rivals"] = rivals.table(said[1]["rivals"])
+    if wire := newest("wire"):
+        made["wire"] = [*of_wire(*wire)]
     return made
 
 
@@ -94,6 +96,20 @@ def crossed(document: Document) -> Iterator[str]:
     near = sum(abs(each) <= NEAR for each in off)
     yield f"{near} of {counted(len(off), 'crossover')} were measured within {percent(NEAR, 0)} of the predicted rate."
     yield f"Memory was predicted with an error of at most {percent(found['memory']['largest'], 2)}."
+
+
+def of_wire(name: str, document: Document) -> Iterator[str]:
+    """One line for each collective, with the numbers of all ranks."""
+    rate, counts = document["settings"]["bits_per_second"], dict.fromkeys(one["ranks"] for one in document["rows"])
+    yield f"Links of {rate / 1e6:g} Mbit/s, {binary_size(document['rows'][0]['bytes'])}"
+    yield f"([results](../benchmarks/results/{name})), on {listed(map(str, counts))} ranks:"
+    yield from ("", "| op | of | bytes over optimal | time over optimal |", "|---|---|---|---|")
+    for key in dict.fromkeys((one["op"], one["framework"]) for one in document["rows"]):
+        rows = [one for one in document["rows"] if (one["op"], one["framework"]) == key]
+        bytes_, seconds = (
+            ", ".join(f"{one[of]:.2f}" for one in rows) for of in ("bytes_over_optimal", "seconds_over_optimal")
+        )
+        yield f"| {key[0]} | {key[1]} | {bytes_} | {seconds} |"
 
 
 def percent(share: float, digits: int = 1) -> str:
