@@ -5,6 +5,9 @@ EXTRAS ?= compilers,dev
 BIN := .venv/bin
 STAMP := .venv/.installed-$(EXTRAS)
 
+# Commands start many Pythons, and each would compile this project's files again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install demo test coverage faults fuzz long realprograms traces gpu wheels plan lint format mutants mutation \
 	clean
 
@@ -37,6 +40,7 @@ fuzz: install
 	@$(BIN)/python -m shared_tests.tool.fuzz
 
 long: install
+	@$(BIN)/python -m pytest -n auto --maxprocesses 8 -m long
 	@$(BIN)/python -m shared_tests.proof.long_runs
 	@$(BIN)/python -m shared_tests.proof.spellings
 

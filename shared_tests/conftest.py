@@ -63,7 +63,10 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Workers]:
     """Worker processes on the CPU for calls of up to 8 ranks."""
+    from shared_tests.on_ranks import nothing
+
     with workers(8, "cpu", timeout=60) as started:
+        started.call(nothing, world_size=1)
         yield started
 
 

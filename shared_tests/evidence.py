@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from contract.layout import cut, layout
 from contract.proof import prove
 from contract.share import names
 from contract.strategy import Run, RunResult
 from shardiff.record import Record
+
+
+def each(runs: Sequence[Run], long: Collection[Run] = (), ids: Callable[[Run], str] | None = None) -> Any:
+    """Parametrizes a test by `run`; those in `long` are for `make long` alone."""
+    some = [pytest.param(run, marks=[pytest.mark.long] if run in long else []) for run in runs]
+    return pytest.mark.parametrize("run", some, ids=ids or label)
+
+
+def often(cases: Sequence[Any], some: Collection[Any]) -> list[Any]:
+    """Cases of a test: those in `some` for `make test`, the others for `make long` alone."""
+    values = {case: case if isinstance(case, tuple) else (case,) for case in cases}
+    return [case if case in some else pytest.param(*values[case], marks=pytest.mark.long) for case in cases]
 
 
 def single_device(run: Run) -> Run:
@@ -68,6 +82,21 @@ def misplaced(run: Run, got: RunResult) -> list[str]:
 def failures(run: Run, got: RunResult, want: RunResult, own: RunResult | None = None) -> list[str]:
     """A line for each claim that does not hold; the words before the colon name the claim."""
     return [*misplaced(run, got), *prove(run, got, want, own).failures]
+
+
+def different(one: RunResult, other: RunResult) -> list[str]:
+    """The fields that differ in any bit, except grad_norms, which is summed over ranks."""
+
+    def flat(layers: Sequence[Any]) -> list[np.ndarray]:
+        return [array for layer in layers for array in layer]
+
+    pairs = {
+        "losses": ([one.losses], [other.losses]),
+        "grads": (flat(one.grads), flat(other.grads)),
+        "params": (flat(one.params), flat(other.params)),
+        **{s: (flat(one.optimizer_state[s]), flat(v)) for s, v in other.optimizer_state.items()},
+    }
+    return [name for name, (a, b) in pairs.items() if not all(map(np.array_equal, a, b))]
 
 
 def told(records: Sequence[Record]) -> Counter:

@@ -17,7 +17,12 @@ from shardiff.tracing.merge import merge
 from shared_tests.edited import Edit, put_in_place
 from shared_tests.looks import Look, looking
 
-BEFORE_FORK = ("torch_impl.train", "torch_impl.traced", "shardiff.tracing.tracer")
+# What the ranks of any test import: once, in the process from which they are forked.
+BEFORE_FORK = ("torch_impl.train", "torch_impl.traced", "shardiff.tracing.tracer", "benchmarks.steps.torch")
+
+
+def nothing(device: torch.device) -> None:
+    """Called once, it has BEFORE_FORK imported."""
 
 
 def train_edited(device: torch.device, run: Run, module: str, edits: Sequence[Edit]) -> Any:
@@ -113,6 +118,27 @@ def passes(device: torch.device, runs: Sequence[Run], traced: bool = False) -> l
         owns = [[True] * len(layer) for layer in params]
         results.append((got[0].item(), train.to_numpy(got[1], owns), most or 0, None))
     return results
+
+
+def held(device: torch.device, runs: Sequence[Run]) -> list[tuple[int, int, int | None]]:
+    """The bytes that this rank holds in a step of each run: parameters, gradients, and what the backward pass needs."""
+    from benchmarks.memory_torch import kept_for_backward, nbytes
+    from torch_impl.compose import loss_and_grads
+    from torch_impl.mesh import make_mesh
+    from torch_impl.train import make_batch, make_params
+
+    found = []
+    for run in runs:
+        mesh = make_mesh(run, device)
+        params, batch = make_params(mesh, run, device), make_batch(mesh, run, 0, device)
+        leaves, grads = [p for layer in params for p in layer], []
+
+        def step(params=params, batch=batch, mesh=mesh, run=run, grads=grads) -> None:
+            grads.extend(loss_and_grads(params, batch, mesh, run)[1])
+
+        kept = kept_for_backward(step, [*leaves, *batch])
+        found.append((nbytes(leaves), nbytes(g for layer in grads for g in layer), kept))
+    return found
 
 
 Value = tuple[str, np.ndarray] | None  # dtype and values; bfloat16 is widened to float32

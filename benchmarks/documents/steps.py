@@ -24,7 +24,8 @@ from benchmarks.words import counted
 from contract.axes import ALL_AXES
 from contract.strategy import RECOMPUTE
 
-Recompute = Annotated[str, among(RECOMPUTE)]
+OFFLOAD = "offload"  # nothing is computed again: what the backward pass needs is moved to the host's memory
+Recompute = Annotated[str, among((*RECOMPUTE, OFFLOAD))]
 Strategy = Annotated[str, Meta(pattern=rf"^(?:{'|'.join(ALL_AXES)})(?: x (?:{'|'.join(ALL_AXES)}))*\Z")]
 
 

@@ -35,7 +35,7 @@ COMMANDS = {  # what measures each result, and the results' names
     "--rounds 2 --speed-batch 512",
     "recompute": f"bench steps {SIZES} --ranks 2 --strategy single_device --strategy sequence_parallel "
     "--strategy fully_sharded --implementation torch --implementation shard_map --recompute none --recompute block "
-    "--recompute selective --iterations 8 --rounds 2 --speed-batch 512",
+    "--recompute selective --recompute offload --iterations 8 --rounds 2 --speed-batch 512",
     "experts": f"bench experts {SIZES} --experts 8 --iterations 10",
     "bubbles": "bench bubbles --model transformer --batch 32 --sequence 32 --width 256 --layers 8 --stages 2 "
     "--stages 4 --microbatches 4 --schedule gpipe --schedule 1f1b --schedule zb_h1 --implementation torch --paced "
@@ -60,7 +60,9 @@ are described in [benchmarks.md](benchmarks.md); sequence_parallel, context_para
 expert_parallel split what only a transformer has. For context_parallel and ulysses torch has no library equivalent. No
 annotation derives a ring, so ring_attention has no annotated program."""
 RECOMPUTE = """Over the same step that keeps everything for its backward pass. block runs a block again from its input
-(`torch.utils.checkpoint`, `jax.checkpoint`), and selective only attention, from q, k and v on. "predicted" is the ratio
+(`torch.utils.checkpoint`, `jax.checkpoint`), and selective only attention, from q, k and v on. offload computes
+nothing again: `torch.autograd.graph.save_on_cpu` moves all that autograd keeps to the host's memory, which on a CPU is
+a copy. "predicted" is the ratio
 of the operations of all matrix products. "formula" is what autograd keeps over the closed form; of XLA the temporaries
 are shown, for which there is none. "wire" is the closed form of what a rank must send, and "compiled" what XLA's
 program sends."""

@@ -55,8 +55,9 @@ def steps(
         list[str] | None,
         repeatable(
             "NAME",
-            "What a transformer's backward pass computes again: none, block or selective. With several, ours take part "
-            "with each, and the first is what the others are compared with. Default: none.",
+            "What a transformer's backward pass computes again: none, block or selective; or offload, with which it "
+            "finds everything in the host's memory (torch). With several, ours take part with each, and the first is "
+            "what the others are compared with. Default: none.",
         ),
     ] = None,
     dtype: Annotated[str, DTYPE] = "float32",

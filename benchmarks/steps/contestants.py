@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from benchmarks.documents.steps import OFFLOAD
 from benchmarks.steps import peers, peers_blocks, peers_sharded
 from benchmarks.steps.numbers import run_of
 from benchmarks.steps.peers import Maker, Step
@@ -52,7 +53,20 @@ class Contestant(NamedTuple):
 
 def make(name: str, mesh: DeviceMesh, run: Run, device: torch.device) -> Contestant:
     """The contestant `name`: "torch", also with what it recomputes, is ours; the others are in MAKERS."""
-    return peer(name, mesh, run, device) if name in MAKERS else explicit(mesh, run_of(run, name), device)
+    if name in MAKERS:
+        return peer(name, mesh, run, device)
+    ours = explicit(mesh, run_of(run, name), device)
+    return offloaded(ours) if name.endswith(OFFLOAD) else ours
+
+
+def offloaded(contestant: Contestant) -> Contestant:
+    """The contestant whose forward pass moves what its backward pass needs to the host's memory, parameters as well."""
+
+    def step(batch: Batch) -> Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return contestant.step(batch)
+
+    return contestant._replace(step=step)
 
 
 def explicit(mesh: DeviceMesh, run: Run, device: torch.device) -> Contestant:

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from benchmarks.documents.figures import Spread, adjacent_ratios, over_ranks, round_ratios, spread
+from benchmarks.documents.steps import OFFLOAD
 from benchmarks.flops import products, products_of_layers
 from contract.cost import communication
 from contract.memory import memory
@@ -59,7 +60,8 @@ def run_of(run: Run, name: str) -> Run:
     """What a contestant runs. Ours have their implementation as name, and behind it what they recompute, if that is not
     what the run says: `torch`, `shard_map block`."""
     base, _, recompute = name.partition(" ")
-    run = replace(run, recompute=recompute or run.recompute)
+    if recompute != OFFLOAD:
+        run = replace(run, recompute=recompute or run.recompute)
     return replace(run, implementation={"jit": "annotated"}.get(base, base if base in IN_JAX else "torch"))
 
 
@@ -103,26 +105,27 @@ def rows(
     for name, taken in samples.items():
         steps = [over_ranks(each) for each in taken["step"]]
         flat = [seconds for each in steps for seconds in each]
-        mine, base = run_of(run, name), name.partition(" ")[0]
+        mine, (base, _, stored) = run_of(run, name), name.partition(" ")
         framework = "torch" if mine.implementation == "torch" else "jax"
         compute = [seconds for each in taken.get("compute", []) for seconds in over_ranks(each)]
         told = finished.get(name)
         parts = split(flat, compute, told, run.world_size)
         shards = [m.to_json() for m in memory(mine)]
         context = name in CONTEXT.get(run.strategy, ())
+        no_formula = context or stored == OFFLOAD
         compiled = told and told[0].get("records")
         result.append(
             {
                 **key_of(run),
                 "implementation": base,
-                "recompute": mine.recompute,
+                "recompute": stored or mine.recompute,
                 "framework": framework,
                 "peer": base not in IMPLEMENTATIONS,
                 "product_flops": products(run.problem, mine.recompute),
                 "step_seconds": spread(flat),
                 **parts,
                 "samples_seconds": steps,
-                "memory": {"measured": largest(told or []), "closed_form": None if context else largest(shards)},
+                "memory": {"measured": largest(told or []), "closed_form": None if no_formula else largest(shards)},
                 "wire_bytes": None if context else totals(communication(mine))["wire_bytes"]["max"],
                 "wire_bytes_compiled": None
                 if compiled is None

@@ -33,7 +33,7 @@ def fsdp2(mesh: DeviceMesh, run: Run, device: torch.device) -> tuple[Step, nn.Mo
 
 def zero_optimizer(model: nn.Module, mesh: DeviceMesh, run: Run) -> torch.optim.Optimizer:
     """ZeroRedundancyOptimizer over DDP's parameters: every rank updates some of them, and then broadcasts them."""
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns of torch.jit when it is imported
+    from benchmarks.steps.zero import ZeroRedundancyOptimizer  # which takes long to import
 
     kind, settings = train.optimizer_kind(run)
     group = mesh.get_group(*data_axes(run))

@@ -31,6 +31,7 @@ from typing import Any
 
 from benchmarks import turns
 from benchmarks.documents import resume
+from benchmarks.documents.steps import OFFLOAD
 from benchmarks.problems import sizes_of, strategies_of, with_experts
 from benchmarks.steps.numbers import (
     IMPLEMENTATIONS,
@@ -70,7 +71,7 @@ class Plan:
         expressed = run.in_gpipes_order and "ring_attention" not in run.strategies
         in_jax = ("shard_map", "annotated") if expressed else ("shard_map",)
         ours = [name for name in (("torch",) if framework == "torch" else in_jax) if name in self.implementations]
-        ours += [f"{name} {recompute}" for name in ours for recompute in self.recompute]
+        ours += [f"{n} {how}" for n in ours for how in self.recompute if how != OFFLOAD or n == "torch"]
         return [*ours, *(peers_of(run, framework) if "peer" in self.implementations else ())]
 
     def contestants(self) -> list[tuple[Run, int]]:
@@ -101,6 +102,7 @@ def plan(
     meshes: `dp=2,tp=2`, instead of ranks; the strategies are then those of their axes. schedule: of a pipeline; without
     strategies, one other than GPipe's is of pipeline_parallel alone. reshard: of fully_sharded, and in the same way.
     recompute: of a transformer's blocks; with several, the first is the one that the others are compared with.
+    "offload" is of torch alone: what the backward pass needs waits in the host's memory.
     """
     for name, value in (("iterations", iterations), ("rounds", rounds), ("speed-batch", speed_batch)):
         if value < 1:
@@ -127,6 +129,8 @@ def plan(
         chosen = [one_axis(s, n) for n in ranks or (2, 4) for s in named if s != "single_device"]
         alone = "single_device" in named
     recompute = tuple(dict.fromkeys(recompute))
+    if recompute[0] == OFFLOAD:
+        raise ValueError("offload is compared with a step that keeps everything: --recompute none --recompute offload")
     rest["recompute"] = recompute[0]
     runs = [Run("torch", (), problem, microbatches=1, **rest)] if alone else []
     rest |= {"microbatches": microbatches, "schedule": schedule, "chunks": chunks}
@@ -141,8 +145,8 @@ def plan(
     if device == "cuda" and gpus < most:
         raise ValueError(f"device cuda needs a GPU for each rank: ranks {most}, GPUs {gpus}; try --device cpu")
     for run in runs:
-        for other in recompute[1:]:
-            replace(run, recompute=other)  # raises if it cannot be
+        for other in recompute[1:]:  # raises if it cannot be
+            replace(run, recompute="selective" if other == OFFLOAD else other)
         if "peer" in implementations and run.strategies == ("pipeline_parallel",) and problem.batch % microbatches:
             raise ValueError(
                 f"torch.distributed.pipelining needs microbatches of one size: batch {problem.batch}, "

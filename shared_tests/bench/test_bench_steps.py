@@ -55,6 +55,7 @@ def test_results_come_by_rank_whoever_answers_first(monkeypatch):
             "reshard is of fully_sharded, which is not among the strategies",
         ),
         (["--reshard", "true", "--mesh", "fsdp=2,pp=2"], "reshard must be false"),
+        (["--recompute", "offload"], "offload is compared with a step that keeps everything"),
         (["--timeout", "nan"], "timeout must be a number of seconds"),
         (["--output", "no/such/folder/a.json"], "the output must be a .json file"),
         (["--picture", "a.jpg"], "the picture must be a .png file"),

@@ -14,7 +14,9 @@ from contract.problem import Problem
 from contract.strategy import Run
 from contract.transformer import Transformer
 from shared_tests.bench.pools import shared
+from shared_tests.evidence import each
 
+BEFORE_FORK = ("benchmarks.steps.torch", "benchmarks.steps.zero", "torch._dynamo")
 SMALL = Problem(batch=8, width=16, layers=4, dtype="float64")
 BLOCKS = Transformer(batch=4, width=16, layers=2, dtype="float64", sequence=16, heads=4, ff=24)
 EXPERTS = replace(BLOCKS, experts=4, capacity_factor=0.75)  # with which some tokens are dropped
@@ -50,6 +52,9 @@ PEERS = {  # on 4 ranks: every axis alone, and every two that torch composes
 }
 
 
+LONG = [run for run in PEERS if "tensor_parallel" in run.strategies or run.reshard is False]
+
+
 def measured_on_rank(device, runs):
     """For each run, what prove(), block() and finish() of every contestant say on one rank, after four steps."""
     from benchmarks.steps import torch as steps_torch
@@ -63,11 +68,13 @@ def measured_on_rank(device, runs):
 
 
 @pytest.fixture(scope="module")
-def measured(pool):
-    """run -> what every rank tells."""
+def measured(pool, request):
+    """run -> what every rank tells; only of the runs that the session's tests take."""
+    chosen = {item.callspec.params.get("run") for item in request.session.items if hasattr(item, "callspec")}
+    runs = [run for run in PEERS if run in chosen]
     with shared(pool):
-        ranks = pool.call(measured_on_rank, list(PEERS), world_size=4)
-    return dict(zip(PEERS, zip(*ranks, strict=True), strict=True))
+        ranks = pool.call(measured_on_rank, runs, world_size=4)
+    return dict(zip(runs, zip(*ranks, strict=True), strict=True))
 
 
 def label(run: Run) -> str:
@@ -75,7 +82,7 @@ def label(run: Run) -> str:
     return f"{run.strategy}{'' if run.gathered_again else ', kept'}{kind}"
 
 
-@pytest.mark.parametrize("run", PEERS, ids=label)
+@each([*PEERS], LONG, label)
 def test_peers_train_the_same(run, measured):
     assert peers_of(run, "torch") == PEERS[run]
     for silent, proof, taken, got in measured[run]:
@@ -88,7 +95,7 @@ def test_peers_train_the_same(run, measured):
             assert len(taken[name]["compute"]) == (2 if name in silent else 0)
 
 
-@pytest.mark.parametrize("run", PEERS, ids=label)
+@each([*PEERS], LONG, label)
 def test_memory_is_the_closed_form_s(run, measured):
     tensors = sum(map(len, run.problem.shapes()))
     for (*_, got), want in zip(measured[run], memory(run), strict=True):
@@ -101,7 +108,7 @@ def test_memory_is_the_closed_form_s(run, measured):
         assert ours["activations"] == want.activations
 
 
-@pytest.mark.parametrize("run", [run for run in PEERS if "fsdp" in run.mesh.names], ids=label)
+@each([run for run in PEERS if "fsdp" in run.mesh.names], LONG, label)
 def test_what_fsdp2_and_zero_hold_is_the_closed_form_s_as_well(run, measured):
     for (*_, got), want in zip(measured[run], memory(run), strict=True):
         for theirs in (got[name] for name in PEERS[run]):

@@ -17,6 +17,7 @@ from jax_impl import collectives
 from shardiff.ranks import jax_devices as devices
 from shared_tests import definitions, on_ranks
 from shared_tests.definitions import DEFINITIONS, PAIRS, REPLICATED_INPUT, REPLICATED_OUTPUT, ROOTED
+from shared_tests.evidence import often
 
 SIZES = (1, 2, 4)
 DTYPES = ("float64", "float32", "bfloat16", "int32")
@@ -77,7 +78,7 @@ def on_mesh(function, size, xs):
     return jax.jit(mapped)(jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *xs))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", often(SIZES, (1, 4)))
 @pytest.mark.parametrize("op", DEFINITIONS)
 def test_jax_collective_is_what_numpy_defines(op, size):
     tried = cases(op, size)
@@ -198,7 +199,10 @@ JAX_PAIRS = {
 }
 
 
-@pytest.mark.parametrize(("name", "size", "rest"), pair_cases(), ids=str)
+IN_JAX = [pytest.param(*case, marks=[pytest.mark.long] if case[1] == 2 else []) for case in pair_cases()]
+
+
+@pytest.mark.parametrize(("name", "size", "rest"), IN_JAX, ids=str)
 def test_jax_transposes_to_the_same_collective(name, size, rest):
     xs, ys = vectors(name, size, rest)
     forward, backward = PAIRS[name]

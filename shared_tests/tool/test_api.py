@@ -48,8 +48,9 @@ except AttributeError as error:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 
 
-def test_a_mesh_leaves_the_devices_of_a_process_in_which_jax_has_started():
-    """In this process, jax has started with 8; in the others, it was only imported, or has started and found no GPU."""
+@pytest.mark.parametrize("state", [pytest.param("imported", marks=pytest.mark.long), "started"])
+def test_a_mesh_leaves_the_devices_of_a_process_in_which_jax_has_started(state):
+    """In this process, jax has started with 8; in another, it was only imported, or has started and found no GPU."""
     before = jax.devices()
     mesh = shardiff.mesh("cpu:64", dp=8, tp=8)
     assert mesh.axis_names == ("dp", "tp") and mesh.devices.shape == (8, 8)
@@ -67,10 +68,9 @@ for target in ("cpu:8", "h100:8", "v5e:2x4"):
 assert len(jax.devices()) == 1 and float(jnp.ones(3).sum()) == 3
 """
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/"}  # without JAX_PLATFORMS
-    for state in ("imported", "started"):
-        command = [sys.executable, "-c", code, state]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-c", code, state]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_sizes_of_axes_follow_from_the_target():

@@ -64,7 +64,10 @@ def torch_ranks_work(process: psutil.Process) -> bool:
     return False
 
 
-@pytest.mark.parametrize("reached, implementations", [(jax_starts, "torch,annotated"), (torch_ranks_work, "torch")])
+LATER = pytest.param(torch_ranks_work, "torch", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("reached, implementations", [(jax_starts, "torch,annotated"), LATER])
 def test_an_interrupted_check_is_quiet_and_leaves_no_process(reached, implementations):
     """jax starts while the process that starts torch's ranks imports torch."""
     command = [sys.executable, "-m", "shardiff", "check", "--width", "8", "--steps", "1000"]

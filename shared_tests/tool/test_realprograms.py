@@ -40,7 +40,7 @@ def test_what_is_not_as_it_should_be_is_told():
     assert list(campaign.check(shardiff.read(text, mesh="dp=4"), text, {"dp": 4})) == ["along no axis: ['r']"]
 
 
-@pytest.mark.parametrize("name", ["hsdp", "interleaved"])
+@pytest.mark.parametrize("name", ["hsdp", pytest.param("interleaved", marks=pytest.mark.long)])
 def test_a_torch_program_has_the_calls_that_torch_counts_and_the_bytes_of_the_formula(pool: Workers, name: str) -> None:
     result = torch_half.measured(pool, name)
     assert result.flaws == () and result.skipped is None

@@ -146,8 +146,14 @@ def test_the_shapes_compiled_for_are_those_of_the_arrays_trained_on(implementati
         assert shape.sharding.is_equivalent_to(array.sharding, array.ndim)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("implementation", "strategy"),
+    [
+        pytest.param(implementation, strategy, marks=[pytest.mark.long] if (i + j) % 2 else [])
+        for i, implementation in enumerate(IMPLEMENTATIONS)
+        for j, strategy in enumerate(STRATEGIES)
+    ],
+)
 def test_the_whole_step_compiles_to_the_program_that_trains(implementation, strategy):
     problem = Problem(batch=8, width=16, layers=4 if strategy == "pipeline_parallel" else 2)
     run = Run(implementation, one_axis(strategy, 4), problem)
@@ -162,6 +168,7 @@ def test_the_whole_step_compiles_to_the_program_that_trains(implementation, stra
     assert compiled.memory.aliased > 0  # what is replaced is given back
 
 
+@pytest.mark.long  # test_diff.py has them compiled, too
 def test_every_family_compiles_one_after_another_in_one_process():
     names = [text for text, n in SIZES.items() if n <= 72 and has_compiler(parse(text).kind)]
     jobs = [

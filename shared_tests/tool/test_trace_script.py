@@ -28,7 +28,6 @@ COMMANDS = {
     "spawns": ([*TRACE, "--verify", "--json", "train.py"], SPAWNS),
     "disagrees": ([*TRACE, "--verify", "--json", "train.py"], DISAGREES),
     "thinks": ([*TRACE, "--verify", "--timeout", "2", "train.py"], THINKS),
-    "is silent": ([*TRACE, "--timeout", "2", "train.py"], THINKS),
 }
 
 
@@ -166,8 +165,11 @@ def test_a_rank_that_does_not_come_is_named_with_its_stack(finished: Finished) -
     assert 'train.py", line 5 in think' in done.stderr and "line 10 in rank_main" in done.stderr
 
 
-def test_without_verify_silence_is_reported_with_all_stacks(finished: Finished) -> None:
-    done = finished["is silent"]
+@pytest.mark.long
+def test_without_verify_silence_is_reported_with_all_stacks(tmp_path: Path) -> None:
+    started = start([*TRACE, "--timeout", "2", "train.py"], THINKS, tmp_path)
+    out, err = started.communicate(timeout=60)
+    done = subprocess.CompletedProcess(started.args, started.returncode, out, err)
     assert done.returncode == 3, done.stderr
     assert (
         "stuck: no call of any rank for 2 s; rank 0 (its last: all_reduce(sum) float32 16 B [4] at train.py:11); "

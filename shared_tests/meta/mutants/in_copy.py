@@ -27,7 +27,7 @@ def failure(planted: Planted) -> str:
         root = Path(directory)
         copy_to(root)
         (root / planted.file).write_text(edited_source(planted.module, [planted.edit]), encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", planted.test, "-x", "-q", "--junitxml=report.xml"]
+        command = [sys.executable, "-m", "pytest", planted.test, "-x", "-q", "-m", "", "--junitxml=report.xml"]
         options = ["-p", "no:xdist", "-p", "no:cacheprovider", "--tb=short"]
         environment = {**os.environ, "PYTHONPATH": directory}
         try:
