@@ -9,8 +9,8 @@ killed. The bridges are in a namespace of their own, and no interface leads out 
 
 What cost hours to find out: an MTU of 1500 loses a third of the rate in full duplex; BBR cuts an unshaped veth to a
 tenth, so the routes ask for cubic; a queue that drops costs TCP 200 ms each time, so it never does; a burst much below
-0.5 ms of the rate starves fast links; and what gloo tells a sender, that its receiver is ready, waits in the queue of the
-data that go the other way, which costs up to 20 % of the rate, so packets and windows are small.
+0.5 ms of the rate starves fast links; and what gloo tells a sender, that its receiver is ready, waits in the queue of
+the data that go the other way, which costs up to 20 % of the rate, so packets and windows are small.
 """
 
 from __future__ import annotations
