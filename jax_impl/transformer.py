@@ -20,7 +20,7 @@ from contract.transformer import Experts as ExpertsLayer
 from contract.transformer import Mlp as MlpLayer
 from contract.transformer import Transformer
 from jax_impl.blocks import causal, norm, route
-from jax_impl.model import STREAM, gelu
+from jax_impl.model import STREAM, gelu, product
 
 Constrain = Callable[..., Array]
 NAMES: dict[type, Any] = {
@@ -53,8 +53,19 @@ class Sublayer(nnx.Module):
 
     def __call__(self, x: Array, constrain: Constrain) -> Array:
         """The residual stream [batch, sequence, D] after this layer."""
-        out = self.of_normalized(norm(x, self.gain[...]), constrain)
+        out = gathered_gradient(self.of_normalized(norm(x, self.gain[...]), constrain), constrain)
         return constrain(x + constrain(out, *STREAM), *STREAM)
+
+
+def gathered_gradient(y: Array, constrain: Constrain) -> Array:
+    """y, whose gradient is stated to be whole."""
+
+    @jax.custom_vjp
+    def same(y: Array) -> Array:
+        return y
+
+    same.defvjp(lambda y: (y, None), lambda _, g: (constrain(g, "batch", "product_sequence"),))
+    return same(y)
 
 
 class Attention(Sublayer):
@@ -67,15 +78,15 @@ class Attention(Sublayer):
         """q, k and v are one product or three, as the strategies want it."""
         weights = [w.reshape(len(w), self.problem.heads, -1) for w in (self.q[...], self.k[...], self.v[...])]
         if self.fused:
-            qkv: Any = jnp.einsum("bsd,dchk->cbshk", h, jnp.stack(weights, 1))
+            qkv: Any = jnp.moveaxis(product(h, jnp.stack(weights, 1)), 2, 0)
         else:
-            qkv = [jnp.einsum("bsd,dhk->bshk", h, w) for w in weights]
+            qkv = [product(h, w) for w in weights]
         qkv = (constrain(a, "batch", "product_sequence", "heads") for a in qkv)
         q, k, v = (constrain(a, "batch", "attend_sequence", "attend_heads") for a in qkv)
         local = jax.checkpoint(causal) if self.recompute == "selective" else causal
         out = constrain(local(q, k, v), "batch", "attend_sequence", "attend_heads")
         out = constrain(out, "batch", "product_sequence", "heads")
-        return out.reshape(*out.shape[:2], -1) @ self.o[...]
+        return product(out.reshape(*out.shape[:2], -1), self.o[...])
 
 
 class Mlp(Sublayer):
@@ -83,8 +94,8 @@ class Mlp(Sublayer):
     down: Any
 
     def of_normalized(self, h: Array, constrain: Constrain) -> Array:
-        z = constrain(h @ self.up[...], "batch", "product_sequence", "up_out")
-        return constrain(gelu(z), "batch", "product_sequence", "up_out") @ self.down[...]
+        z = constrain(product(h, self.up[...]), "batch", "product_sequence", "up_out")
+        return product(constrain(gelu(z), "batch", "product_sequence", "up_out"), self.down[...])
 
 
 class Experts(Sublayer):
@@ -95,11 +106,16 @@ class Experts(Sublayer):
     def of_normalized(self, h: Array, constrain: Constrain) -> Array:
         """The einsums of GShard (Lepikhin et al., 2006.16668), stated before and after the tokens travel."""
         h = constrain(h, "batch", "product_sequence")
-        slots, gates = (constrain(a, "batch", "product_sequence") for a in route(h @ self.router[...], self.problem))
+        slots, gates = (
+            constrain(a, "batch", "product_sequence") for a in route(product(h, self.router[...]), self.problem)
+        )
         given = constrain(jnp.einsum("bskec,bsd->ebcd", slots, h), None, "batch")
         given = constrain(given, "experts", "batch_of_experts")
-        hidden = gelu(jnp.einsum("ebcd,edf->ebcf", given, self.up[...]))
-        out = jnp.einsum("ebcf,efd->ebcd", hidden, self.down[...])
+        up = constrain(self.up[...], "experts", None, "expert_up_out")
+        down = constrain(self.down[...], "experts", "expert_down_in")
+        z = jnp.einsum("ebcd,edf->ebcf", given, up)
+        hidden = gelu(constrain(z, "experts", "batch_of_experts", None, "expert_up_out"))
+        out = jnp.einsum("ebcf,efd->ebcd", hidden, down)
         out = constrain(constrain(out, "experts", "batch_of_experts"), None, "batch")
         out = jnp.einsum("bskec,ebcd->bsd", slots * gates[..., None, None], out)
         return constrain(out, "batch", "product_sequence")

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardiff.ranks.c10d import C10D, FUNCTIONAL
+from shardiff.ranks.torch_versions import group_named
 from shardiff.record import Part
 from shardiff.tracing.calls import Call, filled, made
 from shardiff.tracing.where import Where
@@ -23,6 +24,8 @@ OPERATORS = {
     "_c10d_functional": FUNCTIONAL,
     "_c10d_functional_autograd": FUNCTIONAL,  # seen where nothing is differentiated; else taken apart before
     "symm_mem": {},
+    # A collective that a program has put together of messages, and registered under this name, which are not seen.
+    "shardiff": {"all_gather_coalesced": C10D["allgather_into_tensor_coalesced"]},
 }
 SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan")  # no communication of their own
 
@@ -211,7 +214,7 @@ def group_of(bound: Mapping[str, Any]) -> dist.ProcessGroup:
     """The process group that an operator was given: as such, boxed for TorchScript, or by name."""
     group = bound["process_group"] if "process_group" in bound else bound["group_name"]
     if isinstance(group, str):
-        return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+        return group_named(group)
     return group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)  # type: ignore[attr-defined]
 
 
