@@ -10,6 +10,7 @@ axes reduce what the outer ones send, and the outer axes reduce what the inner o
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,8 @@ from contract.problem import BYTES
 from contract.share import Sent
 from contract.strategy import Run
 from shardiff.record import Executions, Record, record
+
+OF_PARAMETERS = re.compile(r"(gradient of )?\w+\d(?: and \w+\d)*")  # by their names, as of w3 and b3
 
 
 def communication(run: Run) -> list[Record]:
@@ -58,7 +61,7 @@ def _sent(run: Run, axis: Axis, group: tuple[int, ...]) -> Iterator[Sent]:
 
 
 def _record(run: Run, axis: Axis, group: tuple[int, ...], sent: Sent) -> Record:
-    dtype = sent.dtype or run.problem.dtype
+    dtype, named = sent.dtype or run.problem.dtype, OF_PARAMETERS.fullmatch(sent.detail)
     return record(
         sent.op,
         dtype,
@@ -69,6 +72,7 @@ def _record(run: Run, axis: Axis, group: tuple[int, ...], sent: Sent) -> Record:
         edges=tuple((group[a], group[b]) for a, b in sent.edges) or None,
         phase=sent.phase,
         detail=sent.detail,
+        moves=("gradient" if named[1] else "parameter") if named else None,
         executions=Executions(sent.times, sent.times),
     )
 

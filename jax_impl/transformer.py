@@ -53,8 +53,19 @@ class Sublayer(nnx.Module):
 
     def __call__(self, x: Array, constrain: Constrain) -> Array:
         """The residual stream [batch, sequence, D] after this layer."""
-        out = self.of_normalized(norm(x, self.gain[...]), constrain)
+        out = gathered_gradient(self.of_normalized(norm(x, self.gain[...]), constrain), constrain)
         return constrain(x + constrain(out, *STREAM), *STREAM)
+
+
+def gathered_gradient(y: Array, constrain: Constrain) -> Array:
+    """y, whose gradient is stated to be whole."""
+
+    @jax.custom_vjp
+    def same(y: Array) -> Array:
+        return y
+
+    same.defvjp(lambda y: (y, None), lambda _, g: (constrain(g, "batch", "product_sequence"),))
+    return same(y)
 
 
 class Attention(Sublayer):
@@ -100,8 +111,11 @@ class Experts(Sublayer):
         )
         given = constrain(jnp.einsum("bskec,bsd->ebcd", slots, h), None, "batch")
         given = constrain(given, "experts", "batch_of_experts")
-        hidden = gelu(jnp.einsum("ebcd,edf->ebcf", given, self.up[...]))
-        out = jnp.einsum("ebcf,efd->ebcd", hidden, self.down[...])
+        up = constrain(self.up[...], "experts", None, "expert_up_out")
+        down = constrain(self.down[...], "experts", "expert_down_in")
+        z = jnp.einsum("ebcd,edf->ebcf", given, up)
+        hidden = gelu(constrain(z, "experts", "batch_of_experts", None, "expert_up_out"))
+        out = jnp.einsum("ebcf,efd->ebcd", hidden, down)
         out = constrain(constrain(out, "experts", "batch_of_experts"), None, "batch")
         out = jnp.einsum("bskec,ebcd->bsd", slots * gates[..., None, None], out)
         return constrain(out, "batch", "product_sequence")

@@ -71,7 +71,7 @@ class Executions:
 class Part:
     """One operand of a combined collective: its dtype, its payload bytes, and, where known, its shape and what it is.
 
-    shape, moves, detail: as a Record's.
+    shape, moves, detail, gathers: as a Record's.
     """
 
     dtype: str
@@ -79,6 +79,7 @@ class Part:
     shape: tuple[Count, ...] | None = None
     moves: Literal["parameter", "gradient", "activation"] | None = None
     detail: str | None = None
+    gathers: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ class Record:
     parts: the operands where several were combined into this one, else empty. reduction: sum, max, ...; None where
     nothing is reduced, or the source does not say. root: the place of the root in its group, 0 for the first rank; None
     where there is none, or it is not known. shape: of the array whose bytes are the payload. moves: what the array is:
-    a "parameter", the "gradient" of one, or an "activation" (or its gradient); None where that is not known.
+    a "parameter", the "gradient" of one, or an "activation" (or its gradient); None where that is not known. gathers:
+    of an all_reduce, whether each rank is seen to add its own slice to zeros, so that the sum is a gather.
     """
 
     op: Literal[OPS]  # type: ignore[valid-type]
@@ -117,6 +119,7 @@ class Record:
     root: Count | None = None
     shape: tuple[Count, ...] | None = None
     moves: Literal["parameter", "gradient", "activation"] | None = None
+    gathers: bool = False
 
     @property
     def times(self) -> int:

@@ -53,6 +53,16 @@ class Atom:
     def op(self) -> str:
         return self.record.op
 
+    @property
+    def gathers(self) -> bool:
+        """Whether this gathers: as an all_gather does, or as a sum of which each rank is seen to add its own slice."""
+        return self.op == "all_gather" or (self.record.parts[self.part] if self.record.parts else self.record).gathers
+
+    @property
+    def detail(self) -> str | None:
+        """What it moves, or the operation for which it does, of this operand where that is known."""
+        return (self.record.parts[self.part].detail if self.record.parts else None) or self.record.detail
+
     def amount(self, same_type: bool) -> int:
         """Bytes, or elements of whatever type, in parts of one."""
         return self.size if same_type else self.elements
@@ -66,7 +76,7 @@ class Atom:
         """What decides, beside op, amount and phase, whether this can be the counterpart of another atom."""
         r = self.record
         compiled = r.computation is not None
-        return self.ranks, r.group_size, r.edges, self.reduction, r.root, self.moves, self.shape, compiled
+        return self.ranks, r.group_size, r.edges, self.reduction, r.root, self.moves, self.shape, compiled, self.gathers
 
 
 def atoms(records: Sequence[Record], side: int, axes: Mapping[str, str] | None) -> list[Atom]:
@@ -177,6 +187,8 @@ def same_work(a: Atom, b: Atom) -> bool:
         return False
     if a.op == b.op:
         return agree(a.reduction, b.reduction) and agree(a.record.root, b.record.root)
+    if a.op in REDUCES and b.op in REDUCES and (a.gathers or b.gathers):
+        return False
     kinds = [atom.reduction for atom in (a, b) if atom.op in REDUCES]
     return agree(*kinds) if len(kinds) == 2 else all(agree(kind, "sum") for kind in kinds)  # zeros leave a sum alone
 
@@ -192,7 +204,7 @@ def kind_of(dtype: str) -> str:
 
 def likeness(a: Atom, b: Atom) -> int:
     """How much of what is known of both is equal: the higher, the rather they are counterparts."""
-    facts = zip(a.signature(), b.signature(), (8, 1, 8, 1, 1, 4, 2, 0), strict=True)
+    facts = zip(a.signature(), b.signature(), (8, 1, 8, 1, 1, 4, 2, 0, 0), strict=True)
     score = sum(weight for mine, theirs, weight in facts if mine is not None and mine == theirs)
     return score + (set(a.record.edges or ()) == set(b.record.edges or ()))
 
@@ -202,11 +214,19 @@ def rides_in_a_loop(record: Record) -> bool:
     return record.computation is not None and record.times > 1
 
 
-def by_compiler(record: Record) -> bool:
+def by_compiler(atom: Atom) -> bool:
     """Whether a partitioner put it there: its name is that of an operation that is no collective."""
-    if record.computation is None or not record.detail or "/" not in record.detail:
-        return False
-    return record.detail.rpartition("/")[2].partition(".")[0] not in JAX_COLLECTIVES
+    return atom.detail is not None and "/" in atom.detail and not asked_for(atom)
+
+
+def asked_for(atom: Atom) -> bool:
+    """Whether the program asks for it, as far as its name tells."""
+    return atom.record.computation is None or operation(atom) in JAX_COLLECTIVES
+
+
+def operation(atom: Atom) -> str:
+    """The name of the operation of a compiled program for which it is, without the operations around it."""
+    return (atom.detail or "").rpartition("/")[2].partition(".")[0]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from shardiff.diff.alignment import Match
 from shardiff.diff.atoms import (
@@ -13,13 +12,12 @@ from shardiff.diff.atoms import (
     agree,
     by_compiler,
     kind_of,
-    overlooked,
-    rides_in_a_loop,
     same_ranks,
     same_work,
 )
 from shardiff.diff.layouts import resharded, run_whole, tokens, ungated, weights
 from shardiff.diff.rings import around_again
+from shardiff.diff.ticks import explain, ticks
 
 REMATERIALIZED = ("rematted_computation", "checkpoint", "remat")
 
@@ -52,80 +50,10 @@ def by_amount(of: Iterable[Atom]) -> dict[tuple[str, int], list[Atom]]:
     return found
 
 
-def explain(found: Match, extra: Atom, by: Atom, rule: str) -> None:
-    """All that is left of `extra` is explained by another atom, in whose row it comes to stand."""
-    rules = {rule} | (overlooked(extra, by) - {"moved"})
-    found.link([(extra, extra.left)], (), extra=True)
-    found.join([extra, by], rules)
-
-
-def ticks(found: Match, side: int) -> None:
-    """What a pipeline runs in the ticks of the bubble too, or in every tick where it is needed once."""
-    for extra in found.open(side, "collective_permute"):
-        if extra.matched and extra.record.times > 1:
-            found.link([(extra, extra.left)], ["bubble_ticks"], extra=True)
-    shape = pipeline(found)
-    if shape is None:
-        return
-    count, microbatches = shape
-    groups: dict[tuple[Any, ...], list[Atom]] = defaultdict(list)
-    for atom in found.sides[side]:
-        groups[atom.op, atom.elements, kind_of(atom.dtype), atom.ranks, atom.record.phase].append(atom)
-    for group in groups.values():
-        needed, run = sum(a.matched for a in group), sum(a.record.times for a in group)
-        left, matched = [a for a in group if a.left], [a for a in group if a.matched]
-        if not left or not matched or group[0].op == "collective_permute":
-            continue
-        if run * microbatches <= needed * count:
-            rule = "bubble_ticks"
-        elif run == needed * count and all(rides_in_a_loop(a.record) for a in group):
-            rule = "reduced_every_tick"
-        else:
-            continue
-        for extra in left:
-            explain(found, extra, extra if extra.matched else matched[0], rule)
-    for extra in found.open(side, "all_reduce"):  # the shares of all ticks in one call
-        for whole in found.open(1 - side, "all_reduce"):
-            same = kind_of(extra.dtype) == kind_of(whole.dtype) and same_work(extra, whole) and same_ranks(extra, whole)
-            if same and extra.left and extra.elements == whole.elements * count and extra.record.computation:
-                left, right = (whole, extra) if side else (extra, whole)
-                found.pair([left], [right], ["reduced_every_tick"])
-
-
-def pipeline(found: Match) -> tuple[int, int] | None:
-    """(ticks, microbatches) of a pipeline, by the permutes between its stages; None where there is none.
-
-    p stages run m microbatches in m + p - 1 ticks. A loop permutes in all of them, separate calls in all but the last.
-    """
-    for side in (0, 1):
-        phases: dict[str, list[Atom]] = defaultdict(list)
-        for atom in found.sides[side]:
-            if atom.op == "collective_permute":
-                phases[atom.record.phase].append(atom)
-        for permutes in phases.values():
-            num_stages = max(len(stages(atom)) for atom in permutes)
-            looped = [atom.record.times for atom in permutes if rides_in_a_loop(atom.record)]
-            count = max(looped) if looped else sum(atom.record.times for atom in permutes) + 1
-            if num_stages > 1 and count - num_stages + 1 >= 1:
-                return count, count - num_stages + 1
-    return None
-
-
-def stages(permute: Atom) -> set[int]:
-    """The ranks that the longest chain of a permute's edges passes through."""
-    after = dict(permute.record.edges or ())
-    longest: set[int] = set()
-    for start in after:
-        chain = [start]
-        while chain[-1] in after and after[chain[-1]] not in chain:
-            chain.append(after[chain[-1]])
-        longest = max(longest, set(chain), key=len)
-    return longest
-
-
 def is_gather(extra: Atom, twin: Atom) -> bool:
     """Whether this gathers in the backward pass what was gathered in the forward pass."""
-    return extra.op == "all_gather" and extra.record.phase == "backward" and twin.record.phase == "forward"
+    phases = (extra.record.phase, twin.record.phase)
+    return extra.gathers and twin.gathers and phases == ("backward", "forward")
 
 
 def is_recomputed(extra: Atom, twin: Atom) -> bool:
@@ -168,8 +96,12 @@ def one_by_one(found: Match, side: int) -> None:
             same = extra is twin or (  # calls that a trace cannot tell apart are executions of one record
                 alike(extra, twin) and agree(extra.shape, twin.shape) and extra.record.phase == twin.record.phase
             )
-            partners = [a for a in partners_of(found, twin) if a.moves not in ("gradient", "parameter")]
-            if same and partners and (by_compiler(extra.record) or any(by_compiler(a.record) for a in partners)):
+            partners = [
+                a
+                for a in partners_of(found, twin)
+                if a.moves not in ("gradient", "parameter") and a.elements == extra.elements
+            ]
+            if same and partners and (by_compiler(extra) or any(by_compiler(a) for a in partners)):
                 explain(found, extra, twin, rule)
                 break
 

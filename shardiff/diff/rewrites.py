@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
 from shardiff.diff.alignment import Match, Rewrite, cumulative, one_to_one, regrouped, sums
 from shardiff.diff.atoms import Atom, Sense, agree, is_product, same_ranks, same_work
+from shardiff.diff.over_axes import equals, sums_over_axes
 from shardiff.diff.rings import one_peer, rings
 
-Axis = tuple[Any, int | None]  # who takes part, and how many
-Sums = Mapping[tuple[Any, int | None, str], list[Atom]]  # the axis and the op -> atoms
-MOST_AXES = 12  # of which every two are tried
 ONE_FOR_ONE = (
     Rewrite("unfused_reduce_scatter", "reduce_scatter", "all_reduce"),
     Rewrite("fused_reduce_scatter", "all_reduce", "reduce_scatter"),
@@ -102,17 +99,21 @@ def pair(found: Match, side: int, mine: Sequence[Atom], theirs: Sequence[Atom], 
 
 def mixed(found: Match, sense: Sense, side: int, rewrite: Rewrite) -> None:
     """One flat collective of `side`, for which several of its op and some all_reduces stand, as for short vectors."""
-    op = (rewrite.left, rewrite.right)[side]
-    for one in found.open(side, op):
-        several = [
-            atom
-            for kind in (op, "all_reduce")
-            for atom in found.open(1 - side, kind)
-            if sense.kind(atom) == sense.kind(one) and same_ranks(atom, one) and same_work(atom, one)
-        ]
-        chosen = [several[i] for i in found.subset(cumulative(map(sense.amount, several)), sense.amount(one))]
-        if {atom.op for atom in chosen} == {op, "all_reduce"} and len(one.shape or ()) < 2:
-            pair(found, side, [one], chosen, [rewrite.rule])
+    op, left = (rewrite.left, rewrite.right)[side], -1
+    waiting = [one for one in found.open(side, op) if len(one.shape or ()) < 2]
+    while left != len(waiting):  # of what is left after the others, there may be few enough to try all
+        left = len(waiting)
+        for one in waiting:
+            several = [
+                atom
+                for kind in (op, "all_reduce")
+                for atom in found.open(1 - side, kind)
+                if sense.kind(atom) == sense.kind(one) and same_ranks(atom, one) and same_work(atom, one)
+            ]
+            chosen = [several[i] for i in found.subset(cumulative(map(sense.amount, several)), sense.amount(one))]
+            if {atom.op for atom in chosen} == {op, "all_reduce"}:
+                pair(found, side, [one], chosen, [rewrite.rule])
+        waiting = [one for one in waiting if one.left]
 
 
 def joined_axes(found: Match, sense: Sense, side: int) -> None:
@@ -175,90 +176,5 @@ def reduced_whole(found: Match, sense: Sense, side: int) -> None:
 
             of_other_axes = any(s == size and (ranks is None or ranks != shard.ranks) for s, ranks in scatters)
             whole = take(found, 1 - side, "all_reduce", sense.amount(shard) * size, sense, over_same, shard)
-            if whole and of_other_axes:
+            if whole and of_other_axes and not any(equals(found, one, sense) for one in whole):
                 pair(found, side, [shard], whole, ["reduced_before_scattered"])
-
-
-def sums_over_axes(found: Match, sense: Sense) -> None:
-    """All sums of one kind over an axis, or over two axes and over both at once, if both sides sum up the same.
-
-    A tensor is reduced over an axis whole, or scattered; and over a second axis whole, or only its shard. A compiler
-    chooses for each tensor, and a flat bucket hides which tensors it has. So the sizes of all must add up.
-    """
-    every: dict[Any, tuple[Sums, Sums]] = defaultdict(lambda: (defaultdict(list), defaultdict(list)))
-    for side in (0, 1):
-        for op in ("all_reduce", "reduce_scatter"):
-            for atom in found.by_op[side].get(op, ()):
-                if (atom.record.group_size or 0) > 1 and atom.reduction in (None, "sum") and atom.moves != "activation":
-                    every[sense.kind(atom)][side][atom.ranks, atom.record.group_size, op].append(atom)
-    for both in every.values():
-        axes = list(dict.fromkeys((ranks, size) for side in both for ranks, size, _ in side))
-        for inner in axes:
-            for outer in (None, *(axes if len(axes) <= MOST_AXES else ())):
-                joined = [
-                    one for one in axes if outer and is_product(one[0], [inner[0], outer[0]], sizes(one, inner, outer))
-                ]
-                sides = [Summed(side, inner, outer, joined, sense) for side in both]
-                if outer != inner and (rules := same_sums(*sides, exact=sense.same_phase)):
-                    used = [atom for side in sides for atom in side.used if atom.left]
-                    phases, types = {a.record.phase for a in used}, {a.dtype for a in used}
-                    rules += ["moved"] * (len(phases) > 1) + ["dtype"] * (len(types) > 1)
-                    if {atom.side for atom in used} == {0, 1}:
-                        found.link([(atom, atom.left) for atom in used], rules)
-
-
-class Summed:
-    """What one side sums over an inner axis, an outer one, and both; amounts of all executions.
-
-    scattered, whole: over the inner axis. outside: over the outer axis, of whole tensors and of shards. joined: over
-    both.
-    """
-
-    def __init__(self, sums: Sums, inner: Axis, outer: Axis | None, both: Sequence[Axis], sense: Sense) -> None:
-        self.size, self.used = inner[1] or 0, list[Atom]()
-
-        def amount(op: str, *axes: Axis) -> int:
-            atoms = [atom for axis in axes for atom in sums.get((*axis, op), ())]
-            self.used += atoms
-            return sum(sense.amount(atom) * atom.record.times for atom in atoms)
-
-        self.scattered, self.whole = amount("reduce_scatter", inner), amount("all_reduce", inner)
-        self.outside = amount("all_reduce", outer) if outer else 0
-        self.joined = amount("all_reduce", *both)
-
-    def reduced_whole(self) -> Fraction | None:
-        """How much is reduced over the outer axis before it is scattered, or without; None if the sizes disagree."""
-        inside = self.scattered + self.whole
-        if not self.outside:
-            return Fraction(0) if not inside or not self.joined else None
-        whole = Fraction(self.size * self.outside - inside, self.size - 1)  # outside = whole + (inside - whole) / size
-        return whole if 0 <= whole <= inside else None
-
-
-def sizes(*axes: tuple[Any, int | None]) -> list[int | None]:
-    """The numbers of ranks of (ranks, size) pairs."""
-    return [size for _, size in axes]
-
-
-def same_sums(left: Summed, right: Summed, exact: bool) -> list[str]:
-    """The rules under which two sides sum up the same; [] if they do not.
-
-    exact: both sides must reduce as much of the whole tensors. Else the loss, of another phase, may be missing.
-    """
-    totals = [side.scattered + side.whole + side.joined for side in (left, right)]
-    apart = [whole for side in (left, right) if (whole := side.reduced_whole()) is not None]
-    if not totals[0] or totals[0] != totals[1] or len(apart) < 2:
-        return []
-    if [bool(side.outside or side.joined) for side in (left, right)] in ([True, False], [False, True]):
-        return []  # one side does not sum over the outer axis
-    rules = []
-    if left.scattered != right.scattered:
-        rules.append("unfused_reduce_scatter" if left.scattered > right.scattered else "fused_reduce_scatter")
-    wholes = [whole + side.joined for whole, side in zip(apart, (left, right), strict=True)]
-    if left.joined != right.joined and (left.joined < right.joined) == (apart[0] > apart[1]) and apart[0] != apart[1]:
-        rules.append("joined_axes")
-    if exact and wholes[0] != wholes[1]:
-        return []
-    if wholes[0] != wholes[1]:
-        rules.append("reduced_before_scattered" if wholes[0] < wholes[1] else "scattered_before_reduced")
-    return rules

@@ -15,16 +15,18 @@ from typing import Any
 from shardiff.diff.alignment import Link, Match, Node, identical, match, one_to_one, other_ranks, regrouped, sums
 from shardiff.diff.atoms import Atom, Sense, rides_in_a_loop
 from shardiff.diff.extras import extras
-from shardiff.diff.layouts import early_sums
+from shardiff.diff.layouts import early_sums, samples_gathered, weights
+from shardiff.diff.over_axes import sums_of_shards
 from shardiff.diff.rewrites import rewrites
 from shardiff.diff.rules import WHY, sentence
+from shardiff.diff.ticks import gradients_every_tick
 from shardiff.record import Executions, Record, step_bytes
 
 UNEXPLAINED = frozenset(("other_ranks",))  # rules that say what is different, not that it is equal
 FEWER = frozenset(("recomposed_all_reduce", "joined_axes", "reduced_before_scattered", "ring"))
 MORE = frozenset(("decomposed_all_reduce", "joined_axes", "reduced_before_scattered", "ring"))
 SUITS_ITSELF = frozenset(
-    ("regrouped", "weight_gathered", "gather_and_scatter", "resharded", "summed_early", "run_whole")
+    ("regrouped", "weight_gathered", "samples_gathered", "gather_and_scatter", "resharded", "summed_early", "run_whole")
 )
 SAME = "the same op, ranks, type and bytes"
 
@@ -79,18 +81,23 @@ def align(
     """
     found = match(left, right, axes)
     identical(found)
+    gradients_every_tick(found)
+    for side in (1, 0):
+        samples_gathered(found, side)
+    for phase in ("forward", "backward"):
+        early_sums(found, phase)  # before they are taken for others, or for several that were combined
     for same_phase in (True, False):
         senses = (Sense(True, same_phase), Sense(False, same_phase))
         for sense in senses:
             one_to_one(found, sense, exact_edges=True)
             one_to_one(found, sense)
-            if same_phase and sense.same_type:
-                for phase in ("forward", "backward"):
-                    early_sums(found, phase)  # before they are taken for several that were combined
+            sums_of_shards(found, sense)
             sums(found, sense)
             regrouped(found, sense)
         for sense in senses:
             rewrites(found, sense)
+        for side in (1, 0) if same_phase else ():
+            weights(found, side, exact=True)  # before they are taken for activations of another phase
     extras(found)
     for same_phase in (True, False):
         for same_type in (True, False):

@@ -25,6 +25,8 @@ WHY = {
     "gather_and_scatter": "every rank gathers all tokens, or scatters its sums, rather than exchange with an "
     "all_to_all only what the others need: the same values, for more bytes",
     "weight_gathered": "the weights are gathered to where the activations are, rather than activations exchanged",
+    "samples_gathered": "every rank computes its part of a weight's gradient from all samples, which are gathered, "
+    "instead of a part for its own samples, which are then summed",
     "summed_early": "the sum over the ranks is taken before a linear operation instead of after it: the same values, "
     "for more bytes; a gradient that is computed from them then needs no sum",
     "run_whole": "the compiler does not split this operation, so every rank gathers its input and computes all of it",

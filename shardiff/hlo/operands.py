@@ -6,6 +6,8 @@ reduction is a computation of its own; the name of a parameter is the op_name of
 
 from __future__ import annotations
 
+import re
+
 from shardiff.hlo.errors import display
 from shardiff.hlo.flow import Flow
 from shardiff.hlo.instruction import Instruction, Leaf, find, leaves, names
@@ -21,7 +23,11 @@ REDUCTIONS = {
     "xor": "bxor",
 }  # by torch's names
 SAME_DATA = frozenset("copy bitcast reshape transpose convert copy-start copy-done optimization-barrier".split())
+ZERO = re.compile(r"-?0(?:\.0*)?")
 MOST_STEPS = 16  # how far an operand is followed
+Inside = tuple[
+    str, tuple[tuple[str, Instruction], ...]
+]  # a computation, and who calls it from where, the last innermost
 
 
 def reduction_of(program: Program, site: Instruction) -> str | None:
@@ -68,14 +74,59 @@ def origin(program: Program, flow: Flow, computation: str, name: str) -> tuple[s
     return computation, name
 
 
+def is_slice_in_zeros(program: Program, computation: str, name: str) -> bool:
+    """Whether an operand is zeros but for a slice that each rank writes into them: a sum of such operands gathers."""
+    made = source(program, (computation, ()), name)
+    if made is None or made[1].opcode != "dynamic-update-slice" or not made[1].operands:
+        return False
+    made = source(program, made[0], made[1].operands[0])
+    if made and made[1].opcode == "broadcast" and len(made[1].operands) == 1:
+        made = source(program, made[0], made[1].operands[0])
+    return made is not None and made[1].opcode == "constant" and ZERO.fullmatch(made[1].argument.strip()) is not None
+
+
+def source(program: Program, where: Inside, name: str) -> tuple[Inside, Instruction] | None:
+    """What computed an operand's data, unchanged since but for its type and layout, looking into fusions and out of
+    them again; and in which of them it is. None for an operand that is missing, or further away than MOST_STEPS."""
+    for _ in range(MOST_STEPS):
+        computation, callers = where
+        if (site := find(program, computation, name)) is None:
+            return None
+        if site.opcode == "parameter" and callers:
+            (outer, call), number = callers[-1], site.argument.strip()
+            if not number.isdecimal() or int(number) >= len(call.operands):
+                return None
+            where, name = (outer, callers[:-1]), call.operands[int(number)]
+        elif site.opcode == "get-tuple-element" and len(site.operands) == 1:
+            call, number = find(program, computation, site.operands[0]), site.attributes.get("index", "")
+            body = body_of(program, call) if call else None
+            root = find(program, body, program.index(body).root) if body else None
+            if call is None or body is None or root is None or root.opcode != "tuple" or not number.isdecimal():
+                return where, site
+            if int(number) >= len(root.operands):
+                return None
+            where, name = (body, (*callers, (computation, call))), root.operands[int(number)]
+        elif body := body_of(program, site):
+            where, name = (body, (*callers, (computation, site))), program.index(body).root
+        elif len(site.operands) == 1 and (site.opcode in SAME_DATA or site.opcode == "reduce-precision"):
+            name = site.operands[0]
+        else:
+            return where, site
+    return None
+
+
+def body_of(program: Program, site: Instruction) -> str | None:
+    """The computation of a fusion; None for anything else."""
+    found = names(site.attributes.get("calls", "")) if site.opcode == "fusion" else []
+    return found[0] if len(found) == 1 and found[0] in program.computations else None
+
+
 def only_moves(program: Program, site: Instruction) -> bool:
     """Whether a fusion changes nothing but the type and the layout of its operand."""
-    if site.opcode != "fusion":
+    if (body := body_of(program, site)) is None:
         return False
-    found = [program.computations.get(name) for name in names(site.attributes.get("calls", ""))]
-    if len(found) != 1 or found[0] is None:
-        return False
-    inside = statements(program.text, found[0].start, found[0].end, None)
+    found = program.computations[body]
+    inside = statements(program.text, found.start, found.end, None)
     return all(statement.opcode in SAME_DATA or statement.opcode == "parameter" for statement in inside)
 
 

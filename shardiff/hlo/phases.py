@@ -55,13 +55,18 @@ class Phases:
         self.program, self.flow = program, flow
         self.known: dict[str, tuple[dict[str, str], dict[str, str]]] = {}
 
-    def of(self, computation: str, site: Instruction, repeats: tuple[str, str] | None = None) -> str:
+    def of(
+        self, computation: str, site: Instruction, repeats: tuple[str, str] | None = None, by_sum: bool = False
+    ) -> str:
         """The phase of a collective; what its own computation does not tell, those that call it may, if they agree.
 
         repeats: of a gather of what was gathered before, where its result is. It has the name of what it gathers, and
-        if the backward pass alone reads the result, it runs for that.
+        if the backward pass alone reads the result, it runs for that. by_sum: of a gather by a sum; where in the array
+        a slice stands is computed once for all, so who reads the result tells more.
         """
         phase = self.told(computation, site)
+        if by_sum and not site.op_name:
+            return self.neighbours(computation)[1].get(site.name) or phase
         if phase == "forward" and repeats and self.neighbours(repeats[0])[1].get(repeats[1]) == "backward":
             return "backward"
         return phase

@@ -11,7 +11,7 @@ from shardiff.hlo.errors import HloError, display, shown
 from shardiff.hlo.flow import Flow, is_synchronous
 from shardiff.hlo.groups import Groups, device_edges, device_groups, id_lists
 from shardiff.hlo.instruction import Instruction, Leaf, dtype_name, find, instruction, leaves, source_of
-from shardiff.hlo.operands import argument_of, concatenated, origin, reduction_of
+from shardiff.hlo.operands import argument_of, concatenated, is_slice_in_zeros, origin, reduction_of
 from shardiff.hlo.phases import MAX_CALLERS, Phases, names_of
 from shardiff.hlo.text import Program, Statement
 from shardiff.record import Part, Record, wire_bytes
@@ -97,6 +97,8 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
     parts = parts_of(context, computation, site, op, arrays)
     what = parts[0] if len(parts) == 1 else None
     moves = edges is None or any(source != target for source, target in edges)
+    gathers = op == "all_reduce" and bool(parts) and all(part.gathers for part in parts)
+    place = context.repeated.get((computation, site.name))
     in_pieces = opcode in ("send", "recv") or chain_id(site) is not None
     return Record(
         op,
@@ -107,7 +109,7 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
         groups=groups,
         edges=edges,
         executions=flow.executions[computation],
-        phase=context.phases.of(computation, site, context.repeated.get((computation, site.name))),
+        phase=context.phases.of(computation, site, place, by_sum=gathers),
         is_async=(is_start and not is_synchronous(site)) or in_pieces or computation in flow.asynchronous,
         name=display(site.name),
         computation=display(computation),
@@ -119,6 +121,7 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
         shape=what.shape if what else None,
         moves=what.moves if what else None,
         detail=(what.detail if what else None) or told(site.op_name or caller_name(flow, computation)),
+        gathers=gathers,
     )
 
 
@@ -180,6 +183,8 @@ def parts_of(context: Context, computation: str, site: Instruction, op: str, arr
             parts[i] = replace(parts[i], moves="parameter", detail=argument or None)
         elif len(parts) > 1 and (computed := find(context.program, computation, operand)):
             parts[i] = replace(parts[i], detail=told(computed.op_name))
+        if op == "all_reduce" and is_slice_in_zeros(context.program, computation, operand):
+            parts[i] = replace(parts[i], gathers=True)
     return tuple(parts)
 
 

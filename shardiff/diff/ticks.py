@@ -1,0 +1,108 @@
+"""What a pipeline in an SPMD program sends in every tick: also in those of the bubble, and what is needed once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from shardiff.diff.alignment import Match
+from shardiff.diff.atoms import Atom, kind_of, overlooked, rides_in_a_loop, same_ranks, same_work
+
+
+def explain(found: Match, extra: Atom, by: Atom, rule: str) -> None:
+    """All that is left of `extra` is explained by another atom, in whose row it comes to stand."""
+    rules = {rule} | (overlooked(extra, by) - {"moved"})
+    found.link([(extra, extra.left)], (), extra=True)
+    found.join([extra, by], rules)
+
+
+def gradients_every_tick(found: Match) -> None:
+    """Sums of gradients in the loop of a pipeline: each is needed once, and the other ticks repeat it.
+
+    For that, the other side must reduce nothing but gradients over these ranks, and in total as much as one tick does;
+    else an instruction in a loop may stand for as many calls as the loop has trips, one for each layer, say.
+    """
+    shape = pipeline(found)
+    for side in (0, 1) if shape else ():
+        groups: dict[Any, tuple[list[Atom], list[Atom]]] = defaultdict(lambda: ([], []))
+        for s in (0, 1):
+            for op in ("all_reduce", "reduce_scatter"):
+                for atom in found.by_op[s].get(op, ()):
+                    if atom.record.phase == "backward" and atom.ranks is not None:
+                        groups[atom.ranks, kind_of(atom.dtype)][s].append(atom)
+        for sides in groups.values():
+            looped = [a for a in sides[side] if rides_in_a_loop(a.record) and a.left == shape[0]]
+            theirs = sides[1 - side]
+            needed = sum(a.elements * a.record.times for a in theirs)
+            once = sum(a.elements * (1 if a in looped else a.record.times) for a in sides[side])
+            if (
+                looped
+                and needed == once
+                and all(a.moves == "gradient" and not rides_in_a_loop(a.record) for a in theirs)
+            ):
+                for atom in looped:
+                    found.link([(atom, atom.left - 1)], ["reduced_every_tick"], extra=True)
+
+
+def ticks(found: Match, side: int) -> None:
+    """What a pipeline runs in the ticks of the bubble too, or in every tick where it is needed once."""
+    for extra in found.open(side, "collective_permute"):
+        if extra.matched and extra.record.times > 1:
+            found.link([(extra, extra.left)], ["bubble_ticks"], extra=True)
+    shape = pipeline(found)
+    if shape is None:
+        return
+    count, microbatches = shape
+    groups: dict[tuple[Any, ...], list[Atom]] = defaultdict(list)
+    for atom in found.sides[side]:
+        groups[atom.op, atom.elements, kind_of(atom.dtype), atom.ranks, atom.record.phase].append(atom)
+    for group in groups.values():
+        needed, run = sum(a.matched for a in group), sum(a.record.times for a in group)
+        left, matched = [a for a in group if a.left], [a for a in group if a.matched]
+        if not left or not matched or group[0].op == "collective_permute":
+            continue
+        if run * microbatches <= needed * count:
+            rule = "bubble_ticks"
+        elif run == needed * count and all(rides_in_a_loop(a.record) for a in group):
+            rule = "reduced_every_tick"
+        else:
+            continue
+        for extra in left:
+            explain(found, extra, extra if extra.matched else matched[0], rule)
+    for extra in found.open(side, "all_reduce"):  # the shares of all ticks in one call
+        for whole in found.open(1 - side, "all_reduce"):
+            same = kind_of(extra.dtype) == kind_of(whole.dtype) and same_work(extra, whole) and same_ranks(extra, whole)
+            if same and extra.left and extra.elements == whole.elements * count and extra.record.computation:
+                left, right = (whole, extra) if side else (extra, whole)
+                found.pair([left], [right], ["reduced_every_tick"])
+
+
+def pipeline(found: Match) -> tuple[int, int] | None:
+    """(ticks, microbatches) of a pipeline, by the permutes between its stages; None where there is none.
+
+    p stages run m microbatches in m + p - 1 ticks. A loop permutes in all of them, separate calls in all but the last.
+    """
+    for side in (0, 1):
+        phases: dict[str, list[Atom]] = defaultdict(list)
+        for atom in found.sides[side]:
+            if atom.op == "collective_permute":
+                phases[atom.record.phase].append(atom)
+        for permutes in phases.values():
+            num_stages = max(len(stages(atom)) for atom in permutes)
+            looped = [atom.record.times for atom in permutes if rides_in_a_loop(atom.record)]
+            count = max(looped) if looped else sum(atom.record.times for atom in permutes) + 1
+            if num_stages > 1 and count - num_stages + 1 >= 1:
+                return count, count - num_stages + 1
+    return None
+
+
+def stages(permute: Atom) -> set[int]:
+    """The ranks that the longest chain of a permute's edges passes through."""
+    after = dict(permute.record.edges or ())
+    longest: set[int] = set()
+    for start in after:
+        chain = [start]
+        while chain[-1] in after and after[chain[-1]] not in chain:
+            chain.append(after[chain[-1]])
+        longest = max(longest, set(chain), key=len)
+    return longest
