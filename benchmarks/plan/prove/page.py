@@ -35,7 +35,10 @@ def blocks() -> dict[str, list[str]]:
     if paced and real:
         made["proof"] = [*about(*paced), "", *table(paced[1], real[1]), "", *crossed(paced[1])]
     if said:
-        made["claims"] = [f"[Results](../benchmarks/results/{said[0]}):", "", *claims.table(said[1])]
+        done = said[1]["configurations"]
+        calm = sum(not one["measured"]["kept_flagged"] for one in done)
+        file = f"[Results](../benchmarks/results/{said[0]})"
+        made["claims"] = [f"{file}; {calm} of {len(done)} with undisturbed samples:", "", *claims.table(said[1])]
         made["rivals"] = rivals.table(said[1]["rivals"])
     if wire := newest("wire"):
         made["wire"] = [*of_wire(*wire)]
