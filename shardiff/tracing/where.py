@@ -39,30 +39,35 @@ class Where:
 
 def where() -> Where:
     """Of the code that called torch."""
-    found, library = Where(), None
-    frame = sys._getframe(1)
+    found, library, source = Where(), None, None
     first = True
+    frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         kind, text = kind_of(code.co_filename)
-        if kind in ("user", "library") and not frame.f_globals.get("__tracebackhide__"):
-            if found.source is None and kind == "user":
+        if kind == "none":
+            pass
+        elif kind in ("user", "library"):
+            if kind == "user" and source is None and not frame.f_globals.get("__tracebackhide__"):
                 line = f"{text}:{frame.f_lineno}"
-                found.source = f"{line} ({library})" if library else line
-            elif library is None and kind == "library":
+                source = f"{line} ({library})" if library else line
+            elif kind == "library" and library is None and not frame.f_globals.get("__tracebackhide__"):
                 library = f"{text}:{frame.f_lineno}"
-        elif kind in ("torch", "dispatching"):
-            if not found.source and not library:
+        else:
+            if not source and not library:
                 found.functions.add(code.co_name)
             if first and kind == "torch":
                 found.reducer, first = code.co_name == "_engine_run_backward", False
                 found.about = "which gradients are in which bucket" if arranges_buckets(frame) else None
-            found.setup = found.setup or found.about is not None or in_setup(frame)
+            if in_setup(frame):
+                found.setup = True
             if found.unit is None and (unit := fsdp_unit(frame)) is not None:
                 found.unit, found.params = unit, fsdp_params(frame)
-            found.differentiable = found.differentiable or (code.co_name == "apply" and text == "function.py")
+            if text == "function.py" and code.co_name == "apply":
+                found.differentiable = True
         frame = frame.f_back
-    found.source = found.source or library
+    found.setup = found.setup or found.about is not None
+    found.source = source or library
     return found
 
 
