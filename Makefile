@@ -60,10 +60,15 @@ gpu:
 wheels:
 	@$(PYTHON) -m benchmarks.gpu.wheels $(or $(WHEELS),$(error give a folder: make wheels WHEELS=DIR))
 
-# The proof of the planner: every mesh over links of stated rates, in network namespaces; leave the machine alone meanwhile.
+# The proof of the planner over links of stated rates, in network namespaces; leave the machine alone meanwhile. The
+# tables of docs/plan.md are filled from the newest results of each kind in benchmarks/results.
+TODAY := $(shell date +%Y-%m-%d)
 plan: install
-	@$(BIN)/shardiff plan --prove --output plan_paced.json
-	@$(BIN)/shardiff plan --prove --real --shape 1x2 --rate 100mbit --rate 200mbit --rate 400mbit --rate 800mbit --output plan_real.json
+	@$(BIN)/shardiff plan --prove --output benchmarks/results/$(TODAY)_plan_paced_2_cores.json
+	@$(BIN)/shardiff plan --prove --real --output benchmarks/results/$(TODAY)_plan_real_2_cores.json
+	@$(BIN)/shardiff plan --prove --claims --output benchmarks/results/$(TODAY)_plan_claims_2_cores.json
+	@$(BIN)/shardiff bench collectives --wire --max 1MiB --output benchmarks/results/$(TODAY)_wire_2_cores.json
+	@$(BIN)/python -m benchmarks.plan.prove.page
 
 mutants: install
 	@$(BIN)/python -m shared_tests.meta.mutants

@@ -16,6 +16,7 @@ same way). XLA may keep less and recompute it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
@@ -64,10 +65,12 @@ def _memory(run: Run, rank: int, parameters: int, gradients: int, updated: int) 
 
 
 def _bytes(run: Run, parts: Sequence[Part]) -> int:
+    alike = Counter(id(part.cuts) for part in parts)  # layers that are cut alike share their cuts
+    first = {id(part.cuts): part for part in reversed(parts)}
     elements = sum(
-        prod(map(length, *each))
-        for part in parts
-        for each in zip(part.cuts, run.problem.shape(part.layer), strict=True)
+        many * prod(map(length, *each))
+        for key, many in alike.items()
+        for each in zip(first[key].cuts, run.problem.shape(first[key].layer), strict=True)
     )
     return elements * BYTES[run.problem.dtype]
 
@@ -80,12 +83,16 @@ def gathered(run: Run, rank: int) -> int:
     gathers = [a.size for a in run.axes if strategies.gathers(a.strategy)]
     if not gathers or (run.recompute == "block" and "pipeline_parallel" not in run.strategies):
         return 0
-    mine, size = share(run, rank), 0
+    mine, sizes = share(run, rank), list[int]()
+    known: dict[tuple[int, bool], int] = {}  # of layers that are cut alike
     for part in mine.parts:
-        needed = () if run.gathered_again else mine.used_backward(part, first=not part.layer)
-        gains = [elements for name, elements in mine.tensors(part) if name.startswith("gain") and part.layer]
-        size += sum(elements for _, elements in needed) + sum(gains)
-    return prod(gathers) * size * BYTES[run.problem.dtype]
+        key = id(part.cuts), part.layer == 0
+        if key not in known:
+            needed = () if run.gathered_again else mine.used_backward(part, first=not part.layer)
+            gains = [elements for name, elements in mine.tensors(part) if name.startswith("gain") and part.layer]
+            known[key] = sum(elements for _, elements in needed) + sum(gains)
+        sizes.append(known[key])
+    return prod(gathers) * sum(sizes) * BYTES[run.problem.dtype]
 
 
 def activations(run: Run, rank: int) -> int:
@@ -105,13 +112,16 @@ def activations(run: Run, rank: int) -> int:
     mine, unit = share(run.in_torch, rank), unit_of(run)
     residual = nbytes(kept(run, (of_output(run.problem),)))
     whole, put_off = [], []  # bytes per row of each chunk, until the backward pass and until that of the weights
+    known: dict[tuple[type, bool, int], tuple[int, int]] = {}  # of layers of one kind, in one place of their unit
     for parts in chunks_of(run, rank):
         stored, waiting = 0, 0
         for i, part in enumerate(parts):
-            tensors = without_input(run, part) if part.layer == 0 else kept_of(run, part)
-            stored += nbytes(remembered(run, tensors, first=i % unit == 0), "put_off")
-            after = ("result",) if (i + 1) % unit == 0 else ()
-            waiting += nbytes(tensors, *after)
+            key = type(part.cuts), part.layer == 0, i % unit
+            if key not in known:
+                tensors = without_input(run, part) if part.layer == 0 else kept_of(run, part)
+                after = ("result",) if (i + 1) % unit == 0 else ()
+                known[key] = nbytes(remembered(run, tensors, first=i % unit == 0), "put_off"), nbytes(tensors, *after)
+            stored, waiting = stored + known[key][0], waiting + known[key][1]
         whole.append(stored + (residual if parts[-1].layer == run.problem.depth - 1 else 0))
         put_off.append(waiting)
     if mine.schedule is None:

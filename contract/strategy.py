@@ -32,6 +32,7 @@ equals, the inner axis of the mesh.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class Run:
         if problem := impossible(self):
             raise ValueError(problem)
 
-    @property
+    @cached_property
     def mesh(self) -> Mesh:
         """The ranks on their axes. It prints as the tables show it: `dp=2,tp=4`, and `1` for a single device."""
         return Mesh(tuple((axis.name, axis.size) for axis in self.axes))
@@ -96,12 +97,12 @@ class Run:
         """The number of ranks."""
         return self.mesh.size
 
-    @property
+    @cached_property
     def strategies(self) -> tuple[str, ...]:
         """The strategies of the axes, outermost first."""
         return tuple(axis.strategy for axis in self.axes)
 
-    @property
+    @cached_property
     def nested(self) -> Axes:
         """The axes in the order in which strategies nest: the last one cuts first, and the others cut its parts.
 
@@ -248,14 +249,22 @@ def impossible(run: Run) -> str | None:
     rows, unit = problem.batch, max(problem.unit, *(strategies.of(axis.strategy).UNIT for axis in run.axes), 1)
     for axis in run.axes:
         rows = min(strategies.of(axis.strategy).rows(rows, axis.size))
-    parts = list(whole_parts(problem, 2))  # every kind of layer
-    for axis in reversed(run.nested):
+    return refusal(run.nested, problem, run.microbatches, rows, unit, run.schedule, run.chunks)
+
+
+@lru_cache(4096)
+def refusal(
+    nested: Axes, problem: Problem, microbatches: int, rows: int, unit: int, schedule: str, chunks: int
+) -> str | None:
+    """Why a strategy cannot cut what the deeper ones leave, in one line; None if all of them can."""
+    sizes, parts = {axis.name: axis.size for axis in nested}, list(whole_parts(problem, 2))  # every kind of layer
+    for axis in reversed(nested):
         strategy = strategies.of(axis.strategy)
-        sequence = problem.sequence // (run.size_of("cp") if axis.name != "cp" else 1)
-        heads = problem.heads // run.size_of("tp") if isinstance(problem, Transformer) else 1
+        sequence = problem.sequence // (sizes.get("cp", 1) if axis.name != "cp" else 1)
+        heads = problem.heads // sizes.get("tp", 1) if isinstance(problem, Transformer) else 1
         pairs = [pair for part in parts for pair in zip(part.cuts, problem.shape(part.layer), strict=True)]
         heights = frozenset(length(cut[0], shape[0]) for cut, shape in pairs)
-        asked = Asked(problem, run.microbatches, rows, unit, heights, run.schedule, run.chunks, sequence, heads)
+        asked = Asked(problem, microbatches, rows, unit, heights, schedule, chunks, sequence, heads)
         if flaw := strategy.refusal(asked, axis.size):
             return flaw
         parts = strategy.cut(parts, problem, axis.size, 0, unit)

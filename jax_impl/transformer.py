@@ -20,7 +20,7 @@ from contract.transformer import Experts as ExpertsLayer
 from contract.transformer import Mlp as MlpLayer
 from contract.transformer import Transformer
 from jax_impl.blocks import causal, norm, route
-from jax_impl.model import STREAM, gelu
+from jax_impl.model import STREAM, gelu, product
 
 Constrain = Callable[..., Array]
 NAMES: dict[type, Any] = {
@@ -78,15 +78,15 @@ class Attention(Sublayer):
         """q, k and v are one product or three, as the strategies want it."""
         weights = [w.reshape(len(w), self.problem.heads, -1) for w in (self.q[...], self.k[...], self.v[...])]
         if self.fused:
-            qkv: Any = jnp.einsum("bsd,dchk->cbshk", h, jnp.stack(weights, 1))
+            qkv: Any = jnp.moveaxis(product(h, jnp.stack(weights, 1)), 2, 0)
         else:
-            qkv = [jnp.einsum("bsd,dhk->bshk", h, w) for w in weights]
+            qkv = [product(h, w) for w in weights]
         qkv = (constrain(a, "batch", "product_sequence", "heads") for a in qkv)
         q, k, v = (constrain(a, "batch", "attend_sequence", "attend_heads") for a in qkv)
         local = jax.checkpoint(causal) if self.recompute == "selective" else causal
         out = constrain(local(q, k, v), "batch", "attend_sequence", "attend_heads")
         out = constrain(out, "batch", "product_sequence", "heads")
-        return out.reshape(*out.shape[:2], -1) @ self.o[...]
+        return product(out.reshape(*out.shape[:2], -1), self.o[...])
 
 
 class Mlp(Sublayer):
@@ -94,8 +94,8 @@ class Mlp(Sublayer):
     down: Any
 
     def of_normalized(self, h: Array, constrain: Constrain) -> Array:
-        z = constrain(h @ self.up[...], "batch", "product_sequence", "up_out")
-        return constrain(gelu(z), "batch", "product_sequence", "up_out") @ self.down[...]
+        z = constrain(product(h, self.up[...]), "batch", "product_sequence", "up_out")
+        return product(constrain(gelu(z), "batch", "product_sequence", "up_out"), self.down[...])
 
 
 class Experts(Sublayer):
@@ -106,7 +106,9 @@ class Experts(Sublayer):
     def of_normalized(self, h: Array, constrain: Constrain) -> Array:
         """The einsums of GShard (Lepikhin et al., 2006.16668), stated before and after the tokens travel."""
         h = constrain(h, "batch", "product_sequence")
-        slots, gates = (constrain(a, "batch", "product_sequence") for a in route(h @ self.router[...], self.problem))
+        slots, gates = (
+            constrain(a, "batch", "product_sequence") for a in route(product(h, self.router[...]), self.problem)
+        )
         given = constrain(jnp.einsum("bskec,bsd->ebcd", slots, h), None, "batch")
         given = constrain(given, "experts", "batch_of_experts")
         up = constrain(self.up[...], "experts", None, "expert_up_out")

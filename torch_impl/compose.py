@@ -26,6 +26,7 @@ from torch_impl.blocks import Blocks, again
 from torch_impl.buckets import overlapped_all_reduce
 from torch_impl.collectives import all_reduce, wait
 from torch_impl.gather_again import gathered_again
+from torch_impl.in_place import all_gather_in_place, copies_out
 from torch_impl.mesh import Mesh
 from torch_impl.model import clear_grads, squared_error, take_grads
 from torch_impl.prefetch import Prefetch, Scatter, overlapped_reduce_scatter
@@ -69,10 +70,15 @@ def own_gradients(grads: list[Any], mesh: Mesh, run: Run) -> list[Any]:
 
 def gather_updated(params: list[Any], mesh: Mesh, run: Run) -> None:
     """After the update of what each rank owns: make the parameters whole again, in place."""
-    gathering = [strategy for strategy in load(run) if hasattr(strategy, "whole")]
-    works = [work for strategy in gathering for layer in params for work in strategy.whole(layer, mesh)]
-    for work in works:
-        wait(work)
+    for strategy in (strategy for strategy in load(run) if hasattr(strategy, "whole")):
+        group = mesh.group(strategy.AXIS)
+        if run.overlap and copies_out(group):
+            wholes = [p.detach() for layer in params for p in layer]
+            mine = [p.detach() for layer in params for p in strategy.own(layer, mesh)]
+            all_gather_in_place(wholes, mine, group.group_name)
+            continue
+        for work in [work for layer in params for work in strategy.whole(layer, mesh)]:
+            wait(work)
 
 
 def loss(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> Tensor:

@@ -37,7 +37,7 @@ def collectives(
         bool,
         typer.Option(
             "--wire",
-            help="Count the bytes that pass every rank's interface, in network namespaces, instead; torch, --max only.",
+            help="Count the bytes that pass every rank's interface, in network namespaces, instead; --max only.",
         ),
     ] = False,
     timeout: Annotated[float, TIMEOUT] = 30.0,
@@ -112,7 +112,12 @@ def answer_wire(plan: Plan, output: Path | None, as_json: bool) -> int:
     with terminal.progress() as update:
         try:
             document = wire.measure(
-                plan.ops, plan.ranks, plan.sizes[-1], min(plan.iterations, 5), lambda what: update(description=what)
+                plan.ops,
+                plan.ranks,
+                plan.sizes[-1],
+                min(plan.iterations, 5),
+                plan.implementations,
+                lambda what: update(description=what),
             )
         except LabError as error:
             print(f"shardiff: {error}", file=sys.stderr)

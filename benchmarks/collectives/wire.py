@@ -1,8 +1,8 @@
 """Bytes that really pass the interfaces, beside the optimal ones: `shardiff bench collectives --wire`.
 
-Every rank of torch over gloo runs in a network namespace of its own (`benchmarks.lab`), so its interface carries the
-collective's bytes and nothing else. The links have a stated rate; how much longer a collective takes than the optimal
-bytes would shows what the library does not send both ways at once.
+Every rank, of torch or of JAX over gloo, runs in a network namespace of its own (`benchmarks.lab`), so its interface
+carries the collective's bytes and nothing else. The links have a stated rate; how much longer a collective takes than
+the optimal bytes would shows what the library does not send both ways at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 RATE = 200e6  # bit/s
-TRAFFIC = "benchmarks.lab.traffic"
+TRAFFIC, OF_JAX = "benchmarks.lab.traffic", "benchmarks.collectives.jax_wire"  # modules that ranks call
 # Beside the library's: the same values in other ways. -> the op whose optimal bytes they are compared with.
 VARIANTS = {
     "collective_permute, send first": "collective_permute",
@@ -36,9 +36,17 @@ Document = dict[str, Any]
 
 
 def measure(
-    ops: Sequence[str], ranks: Sequence[int], size: int, iterations: int, starting: Callable[[str], object]
+    ops: Sequence[str],
+    ranks: Sequence[int],
+    size: int,
+    iterations: int,
+    frameworks: Sequence[str],
+    starting: Callable[[str], object],
 ) -> Document:
-    """The document. ops: as in `shardiff bench collectives`; size: payload in bytes. Raises LabError."""
+    """The document. ops: as in `shardiff bench collectives`; size: payload in bytes; frameworks: torch, jax.
+
+    Raises LabError.
+    """
     names = [OPS[op] for op in ops]
     names += [name for name, of in VARIANTS.items() if of in names]
     rows = []
@@ -46,26 +54,32 @@ def measure(
         starting(f"{counted(n, 'rank')}: network namespaces")
         with open_lab(Shape(1, n)) as lab:
             lab.rates(RATE, None)
-            for name in names:
+            payload = size // (4 * n) * 4 * n
+            for name in names if "torch" in frameworks else ():
                 starting(f"{name} on {counted(n, 'rank')}")
-                rows.append(
-                    row(name, n, size // (4 * n) * 4 * n, lab.call(TRAFFIC, "collective", name, size, iterations, n))
-                )
+                rows.append(row(name, n, payload, lab.call(TRAFFIC, "collective", name, size, iterations, n)))
+            for op in ops if "jax" in frameworks else ():
+                starting(f"JAX's {op} on {counted(n, 'rank')}")
+                answers = lab.call(OF_JAX, "collective", op, payload, iterations)
+                rows.append(row(OPS[op], n, payload, answers, "jax"))
     return {
         "kind": "wire",
         "schema": 1,
         "machine": machine.facts(),
-        "settings": {"bits_per_second": RATE, "iterations": iterations, "transport": "gloo", "framework": "torch"},
+        "settings": {"bits_per_second": RATE, "iterations": iterations, "transport": "gloo"},
         "rows": rows,
     }
 
 
-def row(name: str, ranks: int, size: int, answers: Sequence[tuple[list[float], int]]) -> Document:
+def row(
+    name: str, ranks: int, size: int, answers: Sequence[tuple[list[float], int]], framework: str = "torch"
+) -> Document:
     """One collective: bytes that every rank sent; those of the busiest over the optimal ones, its time over theirs."""
     optimal = wire_bytes(VARIANTS.get(name, name), size, ranks)
     seconds = median(max(each[0][i] for each in answers) for i in range(len(answers[0][0])))
     sent = [each[1] for each in answers]
     return {
+        "framework": framework,
         "op": name,
         "ranks": ranks,
         "bytes": size,
@@ -80,10 +94,11 @@ def row(name: str, ranks: int, size: int, answers: Sequence[tuple[list[float], i
 def parts(document: Document) -> Iterator[RenderableType]:
     """All that is printed."""
     numbers = ["ranks", "payload", "optimal", "sent by the busiest", "of optimal", "time", "of optimal"]
-    made = terminal.table(["op"], numbers, gap=2)
+    made = terminal.table(["op", "of"], numbers, gap=2)
     for one in document["rows"]:
         made.add_row(
             one["op"],
+            one["framework"],
             str(one["ranks"]),
             binary_size(one["bytes"]),
             f"{one['optimal_bytes']:,}",
@@ -94,7 +109,7 @@ def parts(document: Document) -> Iterator[RenderableType]:
         )
     yield made
     yield (
-        f"torch over gloo, each rank in a network namespace of its own, links of {RATE / 1e6:g} Mbit/s; bytes on the "
+        f"over gloo, each rank in a network namespace of its own, links of {RATE / 1e6:g} Mbit/s; bytes on the "
         "interface, with headers, which the ratio leaves out; time: median, and over that of the optimal bytes"
     )
     yield machine.summary(document["machine"])

@@ -105,9 +105,10 @@ class Skipped(Part, frozen=True, kw_only=True):
 
 
 class Settings(Sizes, frozen=True, kw_only=True):
-    """iterations: steps of each pipeline."""
+    """iterations: steps of each pipeline. paced_seconds: of a microbatch's forward pass through a paced stage."""
 
     iterations: Several
+    paced_seconds: Number | None = None
 
 
 class Bubbles(Result, frozen=True, kw_only=True):

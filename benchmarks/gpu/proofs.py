@@ -52,13 +52,18 @@ def annotated(sizes: Sizes, keep: Keep) -> None:
 
 
 def runs(implementation: str, axes: Sequence[Axes], sizes: Sizes) -> list[Run]:
-    """The runs in order of value: one dtype after the other, the single device first, which bfloat16 is held to."""
+    """The runs in order of value: one dtype after the other, the single device first, which bfloat16 is held to.
+
+    Every stage has a layer.
+    """
     found = []
     for dtype in sizes.dtypes:
-        problem = replace(sizes.proof, dtype=dtype)
-        of_dtype = [Run(implementation, each, problem, steps=2, microbatches=2, device=sizes.device) for each in axes]
-        found += [single_device(of_dtype[0], implementation, dtype), *of_dtype]
-    return list(dict.fromkeys(replace(run, microbatches=1) if not run.axes else run for run in found))
+        for each in axes:
+            if left_out(each, dtype, sizes) and not sizes.every_dtype:
+                continue
+            problem = replace(sizes.proof, dtype=dtype, layers=max(sizes.proof.layers, stages(each)))
+            found += with_single_device(implementation, each, problem, sizes)
+    return list(dict.fromkeys(found))
 
 
 def runs_of_blocks(implementation: str, axes: Sequence[Axes], sizes: Sizes) -> list[Run]:
@@ -70,19 +75,29 @@ def runs_of_blocks(implementation: str, axes: Sequence[Axes], sizes: Sizes) -> l
     found = []
     for dtype in sizes.dtypes:
         for each in axes:
-            names, stages = [axis.strategy for axis in each], {axis.name: axis.size for axis in each}.get("pp", 1)
-            plain = replace(sizes.proof_blocks, dtype=dtype, layers=stages)
-            if (
-                dtype != sizes.dtypes[0]
-                and len(each) == 1
-                or implementation == "annotated"
-                and "ring_attention" in names
-            ):
+            names = [axis.strategy for axis in each]
+            if left_out(each, dtype, sizes) or implementation == "annotated" and "ring_attention" in names:
                 continue
+            plain = replace(sizes.proof_blocks, dtype=dtype, layers=stages(each))
             problem = replace(plain, experts=4) if "expert_parallel" in names else plain
-            run = Run(implementation, each, problem, steps=2, microbatches=2, device=sizes.device)
-            found += [single_device(run, implementation, dtype), run]
-    return list(dict.fromkeys(replace(run, microbatches=1) if not run.axes else run for run in found))
+            found += with_single_device(implementation, each, problem, sizes)
+    return list(dict.fromkeys(found))
+
+
+def left_out(axes: Axes, dtype: str, sizes: Sizes) -> bool:
+    """Whether it is a single strategy, in another dtype than the first."""
+    return len(axes) == 1 and dtype != sizes.dtypes[0]
+
+
+def stages(axes: Axes) -> int:
+    """The number of a pipeline's stages; 1 without one."""
+    return {axis.name: axis.size for axis in axes}.get("pp", 1)
+
+
+def with_single_device(implementation: str, axes: Axes, problem: Problem, sizes: Sizes) -> tuple[Run, Run]:
+    """The run of a single device, and the one over `axes`."""
+    run = Run(implementation, axes, problem, steps=2, microbatches=2 if axes else 1, device=sizes.device)
+    return single_device(run, implementation, problem.dtype), run
 
 
 def judge(keep: Keep) -> Add:

@@ -16,7 +16,8 @@ MIB = 2**20
 class Sizes:
     """device: "cuda" or "cpu". proof, proof_blocks: the MLP and the transformer that are compared with the reference.
     step, step_block: those whose steps are timed. mocked: ranks of the program of which one is run. copies, payloads:
-    bytes."""
+    bytes. dtypes: of proofs. every_dtype: whether every strategy of the MLP is proven in all of them; if not, in the
+    others than the first the single device and the meshes are. compiled: the dtypes of the steps by torch.compile."""
 
     device: str
     proof: Problem
@@ -28,6 +29,8 @@ class Sizes:
     copies: tuple[int, ...]
     payloads: tuple[int, ...]
     dtypes: tuple[str, ...] = DTYPES
+    every_dtype: bool = True
+    compiled: tuple[str, ...] = DTYPES[:2]
 
 
 GPU = Sizes(
@@ -43,15 +46,17 @@ GPU = Sizes(
 )
 REHEARSAL = Sizes(
     device="cpu",
-    proof=Problem(batch=16, width=32, layers=4),
+    proof=Problem(batch=16, width=32, layers=2),
     proof_blocks=Transformer(batch=4, width=16, layers=2, sequence=8, heads=4, ff=24),
-    step=Problem(batch=64, width=128, layers=4),
+    step=Problem(batch=64, width=128, layers=2),
     step_block=Transformer(batch=2, width=64, layers=1, sequence=32, heads=4, ff=128),
     iterations=2,
     mocked=2,
     copies=(MIB,),
     payloads=(4096,),
     dtypes=DTYPES[:2],  # on the CPU, float64 is what the suite proves
+    every_dtype=False,
+    compiled=DTYPES[:1],  # most of a rehearsal's time would be that of a C++ compiler
 )
 
 

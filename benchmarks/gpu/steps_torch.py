@@ -38,6 +38,8 @@ def measure(sizes: Sizes, keep: Any) -> None:
     for model in (sizes.step, sizes.step_block):
         for name in ("eager", "compiled"):  # to compile takes longest
             for of_device in rates:
+                if name == "compiled" and of_device["dtype"] not in sizes.compiled:
+                    continue
                 problem = replace(model, dtype=of_device["dtype"])
                 steps.append(measure_step(sizes, name, problem, of_device))
                 keep({"rates": rates, "steps": steps})

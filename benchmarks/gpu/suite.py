@@ -18,13 +18,19 @@ LINE = re.compile(r"(\S+::\S.*?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b")
 
 def on_gpu(sizes: Sizes, keep: Any) -> None:
     """Run them, one after the other, and keep the counts after each. Raises RuntimeError if pytest could not run."""
-    command = [sys.executable, *COMMAND, "shared_tests"]
+    command = [sys.executable, *COMMAND, *files_with_the_mark()]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for counts in counted(process.stdout):
             keep({"tests": counts})
     if process.returncode not in (0, 1, 5):  # 1: tests have failed; 5: there were none
         raise RuntimeError(f"pytest ended with status {process.returncode}; its output is above")
+
+
+def files_with_the_mark() -> list[str]:
+    """The files that have such tests: to collect all the others takes ten seconds."""
+    files = (file for file in (ROOT / "shared_tests").rglob("test_*.py") if "mark.gpu" in file.read_text("utf-8"))
+    return sorted(str(file.relative_to(ROOT)) for file in files)
 
 
 def counted(lines: Iterable[str]) -> Iterable[dict[str, Any]]:

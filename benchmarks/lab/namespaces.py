@@ -8,8 +8,9 @@ killed. The bridges are in a namespace of their own, and no interface leads out 
     rank 1 -- eth0 == p1 --/                                            \\-- p3 == eth0 -- rank 3
 
 What cost hours to find out: an MTU of 1500 loses a third of the rate in full duplex; BBR cuts an unshaped veth to a
-tenth, so the routes ask for cubic; a queue that drops costs TCP 200 ms each time, so it never does; and a burst much
-below 0.5 ms of the rate starves fast links.
+tenth, so the routes ask for cubic; a queue that drops costs TCP 200 ms each time, so it never does; a burst much below
+0.5 ms of the rate starves fast links; and what gloo tells a sender, that its receiver is ready, waits in the queue of
+the data that go the other way, which costs up to 20 % of the rate, so packets and windows are small.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ MTU = 9000
 GOODPUT = 8948 / 9014
 QUEUE = 64 << 20  # bytes: never full
 BURST_SECONDS, LEAST_BURST = 0.0005, 18_000  # of the rate; bytes, two frames
+WINDOW = 36_000  # bytes that a connection has on its way at most, four frames
+FAST = 400e9  # bit/s, for a link that is not shaped
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,12 @@ class Shape:
 def burst_of(rate: float) -> int:
     """Bytes that a link of so many bit/s lets pass at once."""
     return max(int(rate / 8 * BURST_SECONDS), LEAST_BURST)
+
+
+def packet_of(rate: float) -> int:
+    """Bytes that the kernel hands over at once on a link of so many bit/s. TCP has two of these wait for a link, and
+    what gloo tells a sender waits behind them."""
+    return min(max(int(rate / 8 * BURST_SECONDS), LEAST_BURST), 65_536)
 
 
 def address(rank: int) -> str:
@@ -85,7 +94,7 @@ class Links:
         batch(self.switch, "ip", lines)
         for rank, namespace in enumerate(self.of_ranks):
             up = ["link set lo up", f"address add {address(rank)}/24 dev eth0", "link set eth0 up"]
-            batch(namespace, "ip", [*up, f"route replace {SUBNET}.0/24 dev eth0 congctl cubic"])
+            batch(namespace, "ip", [*up, f"route replace {SUBNET}.0/24 dev eth0 congctl cubic window {WINDOW}"])
 
     def set_rates(self, inside: float | None, between: float | None) -> None:
         """Shape the links: bit/s of every rank's own, and of every host's to the others; None: not shaped."""
@@ -96,6 +105,7 @@ class Links:
         batch(self.switch, "tc", lines)
         for namespace in self.of_ranks:
             batch(namespace, "tc", [shaped("eth0", inside)])
+            batch(namespace, "ip", [f"link set eth0 gso_max_size {packet_of(inside or between or FAST)}"])
 
     def close(self) -> None:
         """Let go of the namespaces: they are gone once no process runs in them."""
@@ -107,7 +117,7 @@ class Links:
 
 def shaped(port: str, rate: float | None) -> str:
     """The line for tc. A port without a rate gets a rate that no machine reaches here, so that it can be replaced."""
-    bits = int(rate or 400e9)
+    bits = int(rate or FAST)
     return f"qdisc replace dev {port} root tbf rate {bits}bit burst {burst_of(bits)} limit {QUEUE}"
 
 

@@ -50,17 +50,20 @@ def stream(size: int, source: int, target: int) -> float:
 
 
 def collective(op: str, size: int, iterations: int, ranks: int) -> tuple[list[float], int]:
-    """Seconds of each call of a collective over the first `ranks` ranks, and the bytes that this one sent in the last.
+    """Seconds of each call of a collective over so many ranks, and the bytes that this one sent in the last.
 
-    size: payload in bytes. "collective_permute": to the next rank, receives posted first; "message": from rank 0 to
-    rank 1.
+    All ranks call it at once, in groups of so many, each on as many hosts as possible. size: payload in bytes.
+    "collective_permute": to the next rank, receives posted first; "message": from the first rank to the second.
     """
-    rank, n, group = dist.get_rank(), ranks, first_ranks(ranks)
+    n, members, group = ranks, ranks_of(ranks), group_of(ranks)
+    rank = members.index(dist.get_rank())
     x, out = torch.ones(size // 4), torch.zeros(size // 4)
     part, before_me, after_me = size // 4 // n, (rank - 1) % n, (rank + 1) % n
 
     def exchange(*posted: tuple[str, int]) -> None:
-        works = [dist.irecv(out, peer) if way == "from" else dist.isend(x, peer) for way, peer in posted]
+        works = [
+            dist.irecv(out, members[peer]) if way == "from" else dist.isend(x, members[peer]) for way, peer in posted
+        ]
         for work in works:
             assert work is not None
             work.wait()
@@ -71,8 +74,8 @@ def collective(op: str, size: int, iterations: int, ranks: int) -> tuple[list[fl
 
     def all_to_all_by_messages() -> None:
         peers = [peer for peer in range(n) if peer != rank]
-        works = [dist.irecv(out[peer * part : (peer + 1) * part], peer) for peer in peers]
-        works += [dist.isend(x[peer * part : (peer + 1) * part], peer) for peer in peers]
+        works = [dist.irecv(out[peer * part : (peer + 1) * part], members[peer]) for peer in peers]
+        works += [dist.isend(x[peer * part : (peer + 1) * part], members[peer]) for peer in peers]
         out[rank * part : (rank + 1) * part] = x[rank * part : (rank + 1) * part]
         for work in works:
             assert work is not None
@@ -87,10 +90,10 @@ def collective(op: str, size: int, iterations: int, ranks: int) -> tuple[list[fl
         "all_gather": lambda: all_gather_single(out, x[:part], group=group),
         "reduce_scatter": lambda: reduce_scatter_single(out[:part], x, group=group),
         "all_to_all": lambda: dist.all_to_all_single(out, x, group=group),
-        "broadcast": lambda: dist.broadcast(x, 0, group=group),
-        "reduce": lambda: dist.reduce(x, 0, group=group),
-        "gather": lambda: dist.gather(x[:part], list(out.chunk(n)) if rank == 0 else None, 0, group=group),
-        "scatter": lambda: dist.scatter(out[:part], list(x.chunk(n)) if rank == 0 else None, 0, group=group),
+        "broadcast": lambda: dist.broadcast(x, members[0], group=group),
+        "reduce": lambda: dist.reduce(x, members[0], group=group),
+        "gather": lambda: dist.gather(x[:part], list(out.chunk(n)) if rank == 0 else None, members[0], group=group),
+        "scatter": lambda: dist.scatter(out[:part], list(x.chunk(n)) if rank == 0 else None, members[0], group=group),
         "collective_permute": lambda: exchange(("from", before_me), ("to", after_me)),
         "collective_permute, send first": lambda: exchange(("to", after_me), ("from", before_me)),
         "message": lambda: exchange(*([("to", 1)] if rank == 0 else [("from", 0)] if rank == 1 else [])),
@@ -102,18 +105,25 @@ def collective(op: str, size: int, iterations: int, ranks: int) -> tuple[list[fl
     for _ in range(1 + iterations):
         dist.barrier()
         before, began = sent_bytes(), time.perf_counter()
-        if rank < n:
-            calls[op]()
+        calls[op]()
         taken.append(time.perf_counter() - began)
         dist.barrier()  # what is queued has left the interface once the others have it
         sent = sent_bytes() - before
     return taken[1:], sent
 
 
+def ranks_of(number: int) -> list[int]:
+    """The ranks of this rank's group of so many, which are as far apart as they can be."""
+    apart = dist.get_world_size() // number
+    return list(range(dist.get_rank() % apart, dist.get_world_size(), apart))
+
+
 @functools.cache
-def first_ranks(ranks: int) -> dist.ProcessGroup | None:
-    """The group of the first so many ranks; None for all of them. All ranks call it."""
-    if ranks == dist.get_world_size():
+def group_of(number: int) -> dist.ProcessGroup | None:
+    """The group of these ranks; None for all of them. All ranks call it, and their number divides by `number`."""
+    ranks, apart = dist.get_world_size(), dist.get_world_size() // number
+    if apart == 1:
         return None
-    group = dist.new_group(list(range(ranks)))
-    return None if isinstance(group, int) else group  # a number stands for a rank that is not in it
+    mine, _ = dist.new_subgroups_by_enumeration([list(range(first, ranks, apart)) for first in range(apart)])
+    assert isinstance(mine, dist.ProcessGroup)
+    return mine

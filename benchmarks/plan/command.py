@@ -75,13 +75,18 @@ def plan(
         bool, typer.Option("--prove", help="Run every mesh on this machine over links shaped to order; see --shape.")
     ] = False,
     shape: Annotated[
-        list[str] | None, repeatable("HOSTSxRANKS", "To prove: 1x2, 1x4, 2x2, ... Default: these three.")
+        list[str] | None,
+        repeatable("HOSTSxRANKS", "To prove: 1x2, 1x4, 2x2, ... Default: these three; with --real 1x2."),
     ] = None,
     rate: Annotated[
-        list[str] | None, repeatable("RATE", "To prove: of the links. Default: 50, 100, 200 and 500mbit.")
+        list[str] | None,
+        repeatable("RATE", "To prove: of the links. Default: 5, 10, 20 and 50mbit; with --real 100 to 800mbit."),
     ] = None,
     real: Annotated[
-        bool, typer.Option("--real", help="To prove: with the CPU's own speed, not with a paced device of 2 GFLOP/s.")
+        bool, typer.Option("--real", help="To prove: with the CPU's own speed, not with a paced device of 0.1 GFLOP/s.")
+    ] = False,
+    claims: Annotated[
+        bool, typer.Option("--claims", help="To prove: what is said of strategies and links, and nothing else.")
     ] = False,
     iterations: Annotated[int, typer.Option(metavar="N", help="To prove: steps of each mesh.")] = 3,
     output: Annotated[Path | None, OUTPUT] = None,
@@ -98,7 +103,9 @@ def plan(
     from contract.problem import DTYPES, Problem
     from shardiff.system.files import check_path
 
-    usual = Problem(256, 512, 4) if prove else Problem(4096, 8192, 16, "bfloat16")
+    usual = Problem(4096, 8192, 16, "bfloat16")
+    if prove:
+        usual = Problem(256, 512, 4) if real else Problem(128, 256, 4)
     given = {"batch": batch, "width": width, "layers": layers, "dtype": dtype}
     given = {name: value for name, value in given.items() if value is not None}
     try:
@@ -113,9 +120,18 @@ def plan(
         if prove:
             from benchmarks.plan.prove import answer as proving
 
+            chosen = any((shape, rate, mesh, given, real, microbatches))
+            if claims and chosen:
+                raise ValueError("--claims has its own shapes, rates, meshes and sizes")
             campaign = proving.plan(shape or (), rate or (), mesh or (), problem, real, iterations, microbatches)
-            raise typer.Exit(proving.answer(campaign, output, json))
-        for name, value in (("--shape", shape), ("--rate", rate), ("--real", real), ("--output", output)):
+            raise typer.Exit(proving.answer(None if claims else campaign, output, json))
+        for name, value in (
+            ("--shape", shape),
+            ("--rate", rate),
+            ("--real", real),
+            ("--claims", claims),
+            ("--output", output),
+        ):
             if value:
                 raise ValueError(f"{name} is for --prove")
         asked = Asked(

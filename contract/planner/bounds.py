@@ -87,9 +87,11 @@ class Stage:
         """Seconds of each pass alone."""
         return {what: one.alone(groups, network) for what, one in self.passes.items()}
 
-    def after(self, groups: Groups, network: Network) -> float:
-        """Seconds that the gradients take at least after the last backward pass has begun, or as long as it takes."""
-        last = max(one.alone(groups, network) for (_, kind), one in self.passes.items() if kind in COMPLETING)
+    def after(self, times: Mapping[What, float], groups: Groups, network: Network) -> float:
+        """Seconds that the gradients take at least after the last backward pass has begun, or as long as it takes.
+
+        times: of each pass alone."""
+        last = max(seconds for (_, kind), seconds in times.items() if kind in COMPLETING)
         beside = longest(self.gradients.beside, groups, network)
         return max(last + lasting(self.gradients.waited, groups, network), beside) - last
 
@@ -149,7 +151,8 @@ def rough(run: Run, one: Stage, placed: Placement, network: Network) -> float:
     between stages equally often.
     """
     groups, table = placed.places[0].groups, timetable(run)
-    times, after = one.times(groups, network), one.after(groups, network) + one.outside(groups, network)
+    times = one.times(groups, network)
+    after = one.after(times, groups, network) + one.outside(groups, network)
     if table.chain is None:
         return sum(times.values()) + after
     blocks, pieces = run.problem.layers // unit_of(run), table.parts
@@ -198,12 +201,15 @@ def replayed(
     Messages have the links between two stages to themselves, one after the other.
     """
     groups, table = placed.places[0].groups, timetable(run)
-    known = {id(one): one.times(groups, network) for one in stages}
+    alike = {id(one): one for one in stages}
+    known = {key: one.times(groups, network) for key, one in alike.items()}
     times = [known[id(one)] for one in stages]
     messages = messages_of(stages[0].message, placed, network, table)
     passed = replay(table, times, messages)
-    after = [one.after(groups, network) for one in stages]
-    ends = [passed[i] + after[i] + one.outside(groups, network) for i, one in enumerate(stages)]
+    afters = {key: one.after(known[key], groups, network) for key, one in alike.items()}
+    after = [afters[id(one)] for one in stages]
+    outside = {key: one.outside(groups, network) for key, one in alike.items()}
+    ends = [passed[i] + after[i] + outside[id(one)] for i, one in enumerate(stages)]
     last = max(range(len(stages)), key=lambda i: ends[i]) if stage is None else stage
     work = sum(n * times[last][what] for what, n in table.counts[last].items())
     idle = passed[last] - work

@@ -25,7 +25,7 @@ PLACES = {
     (r"gradient of w(\d+) and b\d+", "backward"): "scatter",
     (r"w(\d+)(?: and b\d+)?", "forward"): "gather",
     (r"w(\d+)(?: and b\d+)?", "backward"): "gather again",
-    (r"w(\d+)(?: and b\d+)?", "update"): "gather updated",
+    (r"[wb](\d+)(?: and b\d+)?", "update"): "gather updated",
     (r"loss", "forward"): "loss",
 }
 

@@ -33,18 +33,23 @@ def placement(run: Run, network: Network) -> Placement:
     if run.world_size != network.size:
         size = f"{network.hosts} x {network.devices}"
         raise ValueError(f"the mesh {run.mesh} has {run.world_size} ranks, and there are {size} devices")
+    return _placement(run.mesh.axes, network.devices)
+
+
+@lru_cache(4096)
+def _placement(axes: tuple[tuple[str, int], ...], devices: int) -> Placement:
     strides, stride = {}, 1
-    for name, size in reversed(run.mesh.axes):
+    for name, size in reversed(axes):
         strides[name] = stride
         stride *= size
-    stages, apart = run.mesh.size_of("pp"), strides.get("pp", 1)
-    many = network.devices / spread(stages, apart, network.devices).per_host
+    stages, apart = dict(axes).get("pp", 1), strides.get("pp", 1)
+    many = devices / spread(stages, apart, devices).per_host
     groups = {}
-    for name, size in run.mesh.axes:
-        group = spread(size, strides[name], network.devices)
+    for name, size in axes:
+        group = spread(size, strides[name], devices)
         groups[name] = Group(group.size, group.hosts, max(1, round(many / group.per_host)))
     ranks = tuple(stage * apart for stage in range(stages))
-    return Placement(ranks, tuple(Place(rank // network.devices, groups, many) for rank in ranks))
+    return Placement(ranks, tuple(Place(rank // devices, groups, many) for rank in ranks))
 
 
 @lru_cache(4096)

@@ -55,9 +55,15 @@ class Candidate:
         """Seconds that a step takes at least, from the first stage alone."""
         return rough(self.run, self.first, self.placed, network)
 
-    def replayed(self, machine: Machine) -> float:
-        """Seconds that a step of a pipeline takes at least, from a replay of its schedule."""
-        self.stages = self.stages or stages_of(self.run, machine, self.placed.ranks)
+    def replayed(self, machine: Machine, known: dict[tuple[object, ...], list[Stage]]) -> float:
+        """Seconds that a step of a pipeline takes at least, from a replay of its schedule.
+
+        known: the stages of runs whose axes differ in their order alone, which is where they lie and not what they do.
+        """
+        key = (*sorted(self.run.axes), self.run.microbatches, self.run.schedule)
+        if not self.stages and key not in known:
+            known[key] = stages_of(self.run, machine, self.placed.ranks)
+        self.stages = self.stages or known[key]
         return replayed(self.run, self.stages, self.placed, machine.network, with_bubble=False).seconds
 
 
@@ -122,8 +128,9 @@ def candidates(
         first: dict[
             str, tuple[Stage, int, int]
         ] = {}  # schedule -> of the fewest microbatches: stage, their number, bytes
+        placings = list(orders(used, machine.network))
         for microbatches, schedule in pipelines(used.get("pp", 1), asked):
-            for order in orders(used, machine.network):
+            for order in placings:
                 axes = tuple(Axis(name, used[name], chosen[name]) for name in order)
                 if only is not None and (axes, microbatches, schedule) not in only:
                     continue
@@ -174,13 +181,18 @@ def rank(machine: Machine, asked: Asked, most: int = 10) -> Ranking:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage collection meanwhile, which takes a third of the time of thousands of meshes and finds nothing."""
+    """No garbage collection meanwhile, which takes a third of the time of thousands of meshes and finds nothing.
+
+    What was made counts as old afterwards, so that the first collection that follows does not look at all of it.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
+            gc.freeze()
+            gc.unfreeze()
             gc.enable()
 
 
@@ -196,6 +208,7 @@ def ranked(found: Sequence[Candidate], machine: Machine, refused: int, most: int
 def fastest(found: Sequence[Candidate], machine: Machine, most: int) -> list[Prediction]:
     """The `most` fastest of candidates, fastest first: simulated until all other bounds are above."""
     best: list[Prediction] = []
+    known: dict[tuple[object, ...], list[Stage]] = {}
     waiting = [(one.rough(machine.network), index, False) for index, one in enumerate(found)]
     heapq.heapify(waiting)
     while waiting:
@@ -204,7 +217,7 @@ def fastest(found: Sequence[Candidate], machine: Machine, most: int) -> list[Pre
             break
         one = found[index]
         if not exactly and len(one.placed.ranks) > 1:
-            heapq.heappush(waiting, (max(least, one.replayed(machine)), index, True))
+            heapq.heappush(waiting, (max(least, one.replayed(machine, known)), index, True))
             continue
         best = sorted([*best, predict(one.run, machine, one.stages)], key=lambda each: each.seconds)[:most]
     return best

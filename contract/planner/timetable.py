@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -15,19 +15,19 @@ What = tuple[int, str]  # a chunk of a stage, and a kind of pass
 
 
 class Beat(NamedTuple):
-    """One action: its stage, what it does, the beat whose result it needs, or -1, and the link on which its own result
-    goes to another stage, or -1."""
+    """One action: its stage, what it does, as its number in `kinds`, the beat whose result it needs, or -1, and the
+    link on which its own result goes to another stage, or -1."""
 
     stage: int
-    what: What
+    kind: int
     needs: int
     link: int
 
 
 @dataclass(frozen=True)
 class Timetable:
-    """beats: every action after what it needs. parts: into how many the model is cut; held: those of each stage. links:
-    (from, to) stages. counts: for each stage, how often it does what.
+    """beats: every action after what it needs. kinds: all that is done. parts: into how many the model is cut; held:
+    those of each stage. links: (from, to) stages. counts: for each stage, how often it does what.
 
     chain: the longest chain of passes and messages up to the end of the first stage, if all passes of a kind take as
     long, and a backward pass twice as long as a forward pass: how often it has what, and how many messages. With other
@@ -35,6 +35,7 @@ class Timetable:
     """
 
     beats: tuple[Beat, ...] = ()
+    kinds: tuple[What, ...] = ()
     parts: int = 1
     held: tuple[tuple[int, ...], ...] = ()
     links: tuple[tuple[int, int], ...] = ()
@@ -57,11 +58,11 @@ def timetable(run: Run) -> Timetable:
 def _timetable(name: str, stages: int, microbatches: int, chunks: int) -> Timetable:
     schedule = make(name, stages, microbatches, chunks)
     links = {pair: i for i, pair in enumerate(sorted({(s, t) for s, t in neighbours(schedule)}))}
-    beats = tuple(ordered(schedule, links))
     counts = tuple(Counter((a.chunk, a.kind) for a in order) for order in schedule.orders)
+    kinds = tuple(sorted({what for each in counts for what in each}))
+    beats = tuple(ordered(schedule, links, kinds))
     held = tuple(tuple(i for i, (at, _) in enumerate(schedule.parts) if at == stage) for stage in range(stages))
-    table = Timetable(beats, len(schedule.parts), held, tuple(links), counts)
-    kinds = sorted({what for each in counts for what in each})
+    table = Timetable(beats, kinds, len(schedule.parts), held, tuple(links), counts)
     small = 1e-6
 
     def end(longer: What | None = None, message: float = 0.0) -> float:
@@ -70,7 +71,7 @@ def _timetable(name: str, stages: int, microbatches: int, chunks: int) -> Timeta
 
     whole = end()
     chain = {what: round((end(what) - whole) / small) for what in kinds}
-    return Timetable(beats, table.parts, held, table.links, counts, chain, round((end(None, small) - whole) / small))
+    return replace(table, chain=chain, messages=round((end(None, small) - whole) / small))
 
 
 def neighbours(schedule: Schedule) -> Iterator[tuple[int, int]]:
@@ -80,8 +81,9 @@ def neighbours(schedule: Schedule) -> Iterator[tuple[int, int]]:
             yield from ((a, b), (b, a))
 
 
-def ordered(schedule: Schedule, links: Mapping[tuple[int, int], int]) -> Iterator[Beat]:
+def ordered(schedule: Schedule, links: Mapping[tuple[int, int], int], kinds: tuple[What, ...]) -> Iterator[Beat]:
     """All actions, each after those that it needs."""
+    numbers = {what: i for i, what in enumerate(kinds)}
     part = {place: i for i, place in enumerate(schedule.parts)}
     last = len(schedule.parts) - 1
     done: dict[tuple[bool, int, int], int] = {}  # (whether forward, part, microbatch) -> the beat that made it
@@ -102,7 +104,7 @@ def ordered(schedule: Schedule, links: Mapping[tuple[int, int], int]) -> Iterato
                     if 0 <= target <= last and schedule.parts[target][0] != stage:
                         link = links[stage, schedule.parts[target][0]]
                     done[forward, here, microbatch] = count
-                yield Beat(stage, (chunk, kind), needs, link)
+                yield Beat(stage, numbers[chunk, kind], needs, link)
                 count, at[stage], moved = count + 1, at[stage] + 1, True
 
 
@@ -116,15 +118,18 @@ def replay(
     """
     free, links = [0.0] * table.stages, [0.0] * len(table.links)
     there: list[float] = []
-    for stage, what, needs, link in table.beats:
+    arrive = there.append
+    lasting = [[each.get(what, 0.0) for what in table.kinds] for each in times]
+    for stage, kind, needs, link in table.beats:
         start = free[stage]
-        if needs >= 0 and there[needs] > start:
-            start = there[needs]
-        free[stage] = end = start + times[stage][what]
+        if needs >= 0 and (ready := there[needs]) > start:
+            start = ready
+        free[stage] = end = start + lasting[stage][kind]
         if link >= 0:
             sending, way = messages[link]
-            links[link] = busy = (links[link] if links[link] > end else end) + sending
-            there.append(busy + way)
+            busy = links[link]
+            links[link] = busy = (busy if busy > end else end) + sending
+            arrive(busy + way)
         else:
-            there.append(end)
+            arrive(end)
     return free

@@ -23,7 +23,9 @@ def gradients_every_tick(found: Match) -> None:
     else an instruction in a loop may stand for as many calls as the loop has trips, one for each layer, say.
     """
     shape = pipeline(found)
-    for side in (0, 1) if shape else ():
+    if shape is None:
+        return
+    for side in (0, 1):
         groups: dict[Any, tuple[list[Atom], list[Atom]]] = defaultdict(lambda: ([], []))
         for s in (0, 1):
             for op in ("all_reduce", "reduce_scatter"):

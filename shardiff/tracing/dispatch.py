@@ -1,4 +1,4 @@
-"""What torch's dispatcher shows of a thread: its operators, read as calls, with their phase and what they move."""
+"""The operators of torch.distributed that a process runs, read as calls, with their phase and what they move."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardiff.tracing.calls import MESSAGES, Call, filled
-from shardiff.tracing.libraries import modes
+from shardiff.tracing.calls import MESSAGES, Call, filled, made
+from shardiff.tracing.libraries import beneath
 from shardiff.tracing.names import Names, parts_of_unit
-from shardiff.tracing.operators import OPERATORS, calls_of, is_fake, short_name, tensors_in
+from shardiff.tracing.operators import Asked, Group, calls_of, is_fake, ranks_of, short_name, tensors_in
 from shardiff.tracing.phases import Phases
 from shardiff.tracing.values import Values
 from shardiff.tracing.where import Where, where
@@ -29,8 +29,9 @@ from shardiff.tracing.where import Where, where
 NO_DISPATCH: Any = vars(Tensor)["__torch_dispatch__"]  # of classes that leave dispatching as it is
 
 
-class Mode(TorchDispatchMode):
-    """Shows a thread's operators to the tracer. Each thread has its own: a mode remembers what was on the stack."""
+class FirstUse(TorchDispatchMode):
+    """Sees the operator with which a forward pass begins that no module announces. It is there for as long only as
+    that may be any operator, since a mode has a price for each."""
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
@@ -38,15 +39,16 @@ class Mode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile compile: what it makes is seen when it runs."""
+        """Let torch.compile compile."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tracer = self.tracer
-        if types or func.namespace in OPERATORS or tracer.keeping or not tracer.open:
-            return tracer.operator(func, types, args, kwargs or {})
-        tracer.phases.notice(func, args)  # nearly always
-        return func(*args, **kwargs) if kwargs else func(*args)
+        if self.tracer.open:
+            self.tracer.phases.notice(func, args)
+        kinds = {t.__name__ for t in types if t.__torch_dispatch__ is not NO_DISPATCH}
+        if kinds and not kinds & {"FakeTensor", "FunctionalTensor"}:
+            return NotImplemented  # a DTensor, say: its own operators on plain tensors come by here later
+        return func(*args, **kwargs or {})
 
 
 class OfThread(threading.local):
@@ -54,17 +56,19 @@ class OfThread(threading.local):
 
     def __init__(self) -> None:
         self.running: list[str] = []  # the paths of the modules that run now, outermost first
-        self.last_work: Any = None  # kept until Python has it too: it gets the same object only while that lives
-        self.batch: list[int] | None = None  # the calls that are being coalesced
-        self.inside = False  # an operator is being handled, while which the mode is not on the stack
+        self.asked: Asked | None = None  # the method of a process group that runs
+        self.made: list[int] = []  # its calls
+        self.batch: list[int] | None = None  # those that are being coalesced
+        self.inside = False  # an operator runs, and what it calls itself is a part of it
 
 
 class Tracer:
     """Turns operators into calls, and knows in which phase, and for which parameter or module, they run.
 
-    groups: keeps every process group that is seen, for as long as it is kept itself. A tensor that a mode has seen is a
-    Python object, for whose end gloo's thread needs the GIL. Where DistributedDataParallel is the last to hold a group,
-    its reducer waits, with the GIL, for that thread to end; so it must not be the last while the thread has work.
+    groups: keeps every process group that is seen, for as long as it is kept itself. A tensor that one of our kernels
+    has seen is a Python object, for whose end gloo's thread needs the GIL. Where DistributedDataParallel is the last to
+    hold a group, its reducer waits, with the GIL, for that thread to end; so it must not be the last while the thread
+    has work.
     """
 
     def __init__(
@@ -84,37 +88,34 @@ class Tracer:
         self.groups = {} if groups is None else groups
         self.values = Values(self.mark) if values else None
         self.thread = OfThread()
-        self.keeping = 0  # threads that have a `last_work`
+        self.known: dict[int, tuple[int, Group]] = {}  # by a group's id -> how many meshes there were, what is known
+        self.first_use = FirstUse(self)
         self.unwaited: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # Work -> its calls
         self.unwaited_memory: dict[int, int] = {}  # what functional collectives fill, by address -> their calls
         self.unseen: set[str] = set()
 
-    def operator(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Any operator that is about to run; runs it."""
-        if not self.open:
-            return func(*args, **kwargs)  # in a thread that has outlived it
-        if self.keeping:
-            self.forget_work()
+    def operator(self, func: Any, args: Any, kwargs: Any, go: Callable[[], Any]) -> Any:
+        """An operator of torch.distributed is about to run; go() runs it."""
+        thread = self.thread
+        if thread.inside or not self.open:
+            return go()
         self.phases.notice(func, args)
-        kinds = {t.__name__ for t in types if t.__torch_dispatch__ is not NO_DISPATCH}
-        if kinds and not kinds & {"FakeTensor", "FunctionalTensor"}:
-            return NotImplemented  # a DTensor, say: its own operators on plain tensors come by here later
-        if func.namespace not in OPERATORS:
-            return func(*args, **kwargs)
         if short_name(func) == "wait_tensor":
             self.memory_awaited(args[0])
         at = where()
-        positions = [self.add(call, args, at) for call in self.calls_of(func, args, kwargs, at)]
+        calls = calls_of(func, args, kwargs, at, thread.asked, self.group, self.not_seen)
+        positions = [self.add(call, args, at) for call in calls]
         for i in positions:
-            if not self.calls[i].is_async and self.thread.batch is None:
+            if not self.calls[i].is_async and thread.batch is None:
                 self.hold(i)
-        self.thread.inside = True
+        thread.inside = True
         try:
-            result = func(*args, **kwargs)
+            result = go()
         finally:
-            self.thread.inside = False
+            thread.inside = False
         if func.namespace == "c10d":
-            self.expect(result, positions)
+            if thread.asked:
+                thread.made += positions
             if self.values and positions:
                 self.values.expect(positions[0], self.calls[positions[0]], args)
         else:
@@ -123,18 +124,18 @@ class Tracer:
                 self.values.awaited_memory(args[0])
         return result
 
-    def calls_of(self, func: Any, args: Any, kwargs: Any, at: Where) -> list[Call]:
-        return calls_of(func, args, kwargs, at, self.axis, self.not_seen)
+    def group(self, group: Any) -> Group:
+        """What is known of a group; it is kept from now on."""
+        meshes, known = self.known.get(id(group), (-1, None))
+        if known is None or (known.axis is None and meshes < self.names.num_meshes):
+            self.groups[f"{id(group)}"] = group
+            known = Group(group.group_name, *ranks_of(group), self.names.axis(group))
+            self.known[id(group)] = self.names.num_meshes, known
+        return known
 
-    def axis(self, group: Any) -> str | None:
-        """What a group is called; it is kept from now on."""
-        self.groups[f"{id(group)}"] = group
-        return self.names.axis(group)
-
-    def sees_this_thread(self) -> bool:
-        """Whether a mode of this tracer sees what the thread that asks calls, or the tracer has ended."""
-        mine = (mode for mode in modes() if isinstance(mode, Mode) and mode.tracer is self)
-        return not self.open or self.thread.inside or any(mine)
+    def attend(self, *_: Any) -> None:
+        """Watch this thread's operators from now on, or no longer, as the phase is."""
+        beneath(self.first_use, self.open and self.phases.open_to_any())
 
     def module_begins(self, module: nn.Module, _: Any) -> None:
         """A module's forward is about to run; the first to do so names all in it."""
@@ -143,6 +144,7 @@ class Tracer:
         running = self.thread.running
         if not running:
             self.phases.module_runs()
+            self.attend()
             self.names.learn(module)
             if self.values:
                 self.values.parameters(module)
@@ -152,12 +154,25 @@ class Tracer:
         """A module's forward has returned or raised."""
         if not torch.compiler.is_compiling() and self.thread.running:
             self.thread.running.pop()
-            self.phases.evaluates = self.phases.evaluates and bool(self.thread.running)
+            if not self.thread.running:
+                self.phases.evaluates = False
+                self.attend()
             self.names.note_buckets(module)
+
+    def backward_begins(self) -> None:
+        """Autograd's engine is about to run."""
+        self.phases.turn("backward")
+        beneath(self.first_use, False)
+
+    def optimizer_begins(self, *_: Any) -> None:
+        """An optimizer's step begins, perhaps inside another's."""
+        self.phases.optimizer_begins()
+        self.attend()
 
     def optimizer_ends(self, *_: Any) -> None:
         """An optimizer's step has ended, perhaps inside another's."""
         self.phases.optimizer_ends()
+        self.attend()
         if self.values and not self.phases.depth:
             self.values.parameters()
 
@@ -166,6 +181,7 @@ class Tracer:
         self.phases.begun = False
         self.phases.phase = "other"
         self.mark("step")
+        self.attend()
 
     def not_seen(self, operator: str) -> None:
         """An operator communicates that nobody knows here."""
@@ -176,7 +192,12 @@ class Tracer:
     def mark(self, text: str, of: int | None = None) -> None:
         """Note what is no call, once this process is a rank."""
         if dist.is_initialized():
-            self.note(Call(dist.get_rank(), "mark", detail=text, of=of))
+            self.note(made(dist.get_rank(), "mark", detail=text, of=of))
+
+    def close(self) -> None:
+        """No more calls are noted, in whichever thread."""
+        self.open = False
+        self.attend()
 
     def note(self, call: Call) -> int:
         """Note and tell a call. Returns its position."""
@@ -195,7 +216,7 @@ class Tracer:
         phase, running = self.phases.of(at), self.thread.running
         if phase != "backward":
             self.names.sent.clear()
-        moved = self.names.moved(tensors_in(args))
+        moved = self.names.moved(tensors_in(args)) if self.names.params else None
         if moved is None and at.reducer and phase == "backward" and call.op == "all_reduce":
             moved = self.names.bucket(call.payload_bytes)
         if moved is None and at.unit is not None:
@@ -205,29 +226,26 @@ class Tracer:
         moves, detail = moved or (None, at.about or next((path for path in reversed(running) if path), None))
         return self.note(filled(call, phase=phase, detail=detail, moves=moves))
 
-    def expect(self, result: Any, positions: list[int]) -> None:
-        """Remember the Work that an operator returned, to know when it is waited for."""
+    def method(self, original: Callable[..., Any], group: Any, args: Any, kwargs: Any) -> Any:
+        """Python calls a method of a process group, which returns a Work."""
+        self.attend()
+        thread = self.thread
+        outer = thread.asked, thread.made
+        thread.asked, thread.made = Asked(group, args[-1] if args else kwargs.get("opts")), []
+        try:
+            work = original(group, *args, **kwargs)
+            self.expect(work, thread.made)
+        finally:
+            thread.asked, thread.made = outer
+        return work
+
+    def expect(self, work: Any, positions: list[int]) -> None:
+        """Remember the Work that these calls have, to know when they are waited for."""
         positions = [i for i in positions if self.calls[i].is_async or self.calls[i].op == "recv" or self.values]
         if self.thread.batch is not None:
             self.thread.batch += positions
-        work = result[-1] if isinstance(result, tuple | list) else result
-        if positions and isinstance(work, torch.ScriptObject):
-            unbox: Any = getattr(dist.Work, "unbox")
-            self.unwaited[self.keep_work(unbox(work))] = positions
-
-    def keep_work(self, work: Any) -> Any:
-        """Keep this Work, until the thread's next operator."""
-        with self.lock:
-            self.keeping += self.thread.last_work is None
-        self.thread.last_work = work
-        return work
-
-    def forget_work(self) -> None:
-        """Let go of the Work that this thread keeps, if it keeps one."""
-        if self.thread.last_work is not None:
-            self.thread.last_work = None
-            with self.lock:
-                self.keeping -= 1
+        if positions and isinstance(work, dist.Work):
+            self.unwaited[work] = positions
 
     def batch_begins(self, *_: Any) -> None:
         """NCCL coalesces what follows, until `batch_ends` gives one Work for all of it."""
@@ -235,7 +253,7 @@ class Tracer:
 
     def batch_ends(self, _name: str, _group: Any, work: Any) -> None:
         if work is not None and self.thread.batch:
-            self.unwaited[self.keep_work(work)] = self.thread.batch
+            self.unwaited[work] = self.thread.batch
         self.thread.batch = None
 
     def before_wait(self, work: Any) -> None:
@@ -246,7 +264,6 @@ class Tracer:
 
     def work_awaited(self, name: str, work: Any, result: Any) -> None:
         """A Work is done. Where a receive came from, if from anyone, is known now."""
-        self.forget_work()  # not a reference longer than the program's own
         if name == "is_completed" and not result:
             return
         for i in self.unwaited.pop(work, ()):
@@ -256,7 +273,7 @@ class Tracer:
             if call.op == "send" or not (call.is_async or call.op == "recv"):
                 continue
             from_any = call.op == "recv" and call.peer is None
-            self.note(Call(call.rank, "wait", of=i, peer=call.ranks[work._source_rank()] if from_any else None))
+            self.note(made(call.rank, "wait", of=i, peer=call.ranks[work._source_rank()] if from_any else None))
 
     def expect_memory(self, args: Any, result: Any, positions: list[int]) -> None:
         """The same for functional collectives, which are waited for by their tensors."""
@@ -274,4 +291,4 @@ class Tracer:
             if i is not None:
                 self.hold(i)
                 if self.calls[i].op == "recv":
-                    self.note(Call(self.calls[i].rank, "wait", of=i))
+                    self.note(made(self.calls[i].rank, "wait", of=i))

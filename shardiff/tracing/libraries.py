@@ -1,19 +1,21 @@
 """What is known of torch beyond its public API. All of it is here, and what a version does not have is passed over.
 
-Which functions set up and do not train, whose gradients a bucket of DistributedDataParallel holds, and which module an
-FSDP2 unit belongs to.
+Which functions set up and do not train, whose gradients a bucket of DistributedDataParallel holds, which module an
+FSDP2 unit belongs to, what autograd's engine does, and how torch's dispatcher finds a kernel.
 """
 
 from __future__ import annotations
 
+import importlib
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 # Functions of torch, by their qualified names, in which nothing is trained yet: what they send is set-up.
 SETUP = {
@@ -117,3 +119,33 @@ def next_leaves() -> list[torch.Tensor]:
 def modes() -> list[TorchDispatchMode]:
     """The dispatch modes of this thread, outermost first."""
     return _get_current_dispatch_mode_stack()
+
+
+def beneath(mode: TorchDispatchMode, wanted: bool) -> None:
+    """Have this thread's operators pass by a mode, after those of the program, or no longer. The program's own modes
+    stay as they are and end in their order: ours is beneath them, wherever in the program it comes and goes."""
+    stack = modes()
+    if (mode in stack) == wanted or any(each.is_infra_mode() for each in stack):  # these are a compiler's
+        return
+    for _ in stack:
+        _pop_mode()
+    for each in [*[mode] * wanted, *(each for each in stack if each is not mode)]:
+        _push_mode(each)
+
+
+def operators_of(space: str) -> Iterator[tuple[str, Any]]:
+    """The operators of a namespace, with their names in it."""
+    with suppress(ImportError):
+        importlib.import_module("torch.distributed._symmetric_memory")  # defines some of its namespace
+    for full in torch._C._dispatch_get_all_op_names():
+        if full.startswith(f"{space}::"):
+            name, _, overload = full.removeprefix(f"{space}::").partition(".")
+            yield (
+                full.removeprefix(f"{space}::"),
+                getattr(getattr(getattr(torch.ops, space), name), overload or "default"),
+            )
+
+
+def below(keys: Any) -> Any:
+    """The keys of a call that is dispatched, without the one at which we see it."""
+    return keys.remove(torch._C.DispatchKey.BackendSelect)

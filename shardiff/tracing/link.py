@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardiff.tracing.calls import Call
+from shardiff.tracing.calls import Call, encoded
 from shardiff.tracing.stacks import answer
 from shardiff.tracing.verifier import Verdict, Verifier
 
@@ -70,7 +70,7 @@ class Link:
         assert self.socket is not None
         try:
             with self.sending:
-                self.socket.sendall(json.dumps(message).encode() + b"\n")
+                self.socket.sendall(encoded(message))
         except ConnectionError as error:
             raise StoppedError("the verifier is gone") from error
 

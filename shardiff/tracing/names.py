@@ -37,6 +37,7 @@ class Names:
         self.buckets: weakref.WeakKeyDictionary[nn.Module, list[tuple[int, list[str]]]] = weakref.WeakKeyDictionary()
         self.sent: dict[int, int] = {}  # payload of a bucket -> how many of that size were sent in this backward pass
         self.meshes: weakref.WeakSet[DeviceMesh] = weakref.WeakSet()
+        self.num_meshes = 0  # that there ever were
         self.axes: dict[str, str] = {}
 
     def learn(self, module: nn.Module) -> None:
@@ -91,7 +92,7 @@ class Names:
             self.buckets[module] = ddp_buckets(module)
 
     def axis(self, group: Any) -> str | None:
-        """What a group is called: by an axis of a DeviceMesh, or as its maker has described it."""
+        """What a group is called: by an axis of a DeviceMesh that has been made, or as its maker has described it."""
         desc = group.group_desc
         if desc not in NO_NAMES:
             return desc.removeprefix("mesh_")
@@ -106,6 +107,7 @@ class Names:
         """A DeviceMesh has been made."""
         if mesh.mesh_dim_names:
             self.meshes.add(mesh)
+            self.num_meshes += 1
 
     def find_meshes(self) -> None:
         """Those that are there already."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardiff.ranks.c10d import C10D, FUNCTIONAL
+from shardiff.ranks.torch_versions import group_named
 from shardiff.record import Part
-from shardiff.tracing.calls import Call, filled
+from shardiff.tracing.calls import Call, filled, made
 from shardiff.tracing.where import Where
 
 # Operators by their names without the trailing underscore.
@@ -22,6 +24,8 @@ OPERATORS = {
     "_c10d_functional": FUNCTIONAL,
     "_c10d_functional_autograd": FUNCTIONAL,  # seen where nothing is differentiated; else taken apart before
     "symm_mem": {},
+    # A collective that a program has put together of messages, and registered under this name, which are not seen.
+    "shardiff": {"all_gather_coalesced": C10D["allgather_into_tensor_coalesced"]},
 }
 SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan")  # no communication of their own
 
@@ -40,84 +44,119 @@ def parameters(func: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((a.name, a.default_value) for a in func._schema.arguments)
 
 
+@dataclass(frozen=True)
+class Group:
+    """What is known of a process group. ranks: the global ones of its members; rank: this process's. axis: what it is
+    called, if anything."""
+
+    name: str
+    ranks: tuple[int, ...]
+    rank: int
+    axis: str | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A method of a process group that Python has called, which runs an operator: the group, and the method's options.
+    They say what the operator's arguments say, which are objects of TorchScript and take long to read."""
+
+    group: dist.ProcessGroup
+    options: Any
+
+
 def calls_of(
     func: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     at: Where,
-    axis: Callable[[dist.ProcessGroup], str | None],
+    asked: Asked | None,
+    know: Callable[[dist.ProcessGroup], Group],
     unseen: Callable[[str], object],
 ) -> list[Call]:
     """What an operator of one of the namespaces OPERATORS communicates: one call, or none, or a batch of messages.
 
-    at: where it is called. axis: what a group is called. unseen: is told of an operator that is not known.
+    at: where it is called. asked: by which method, if by one. know: what is known of a group. unseen: is told of an
+    operator that is not known.
     """
-    name, bound = short_name(func), bind(func, args, kwargs)
-    if name in SILENT or any(map(is_fake, tensors_in(list(bound.values())))):
+    name = short_name(func)
+    if name in SILENT:
         return []
-    if name == "batch_p2p_ops":
+    bound, known = bind(func, args, kwargs), OPERATORS[func.namespace].get(name)
+    tensors = tensors_in(list(bound.values())[known[1]] if known else list(bound.values()))
+    for t in tensors:
+        if is_fake(t):
+            return []
+    if known is None and name != "batch_p2p_ops":
+        unseen(str(func))
+        return []
+    group = know(asked.group if asked else group_of(bound))
+    if known is None:
         columns = zip(bound["op_list"], bound["peer_list"], bound["tag_list"], bound["tensors"], strict=True)
-        group = bound["group_name"]
         calls = [
-            call_of(func.namespace, op, {"tensor": t, "peer": peer, "tag": tag, "group_name": group}, at, axis)
+            call_of(func.namespace, op, {"tensor": t, "peer": peer, "tag": tag}, [t], at, None, group)
             for op, peer, tag, t in columns
         ]
         return [filled(call, batched=True) for call in calls]
-    if name not in OPERATORS[func.namespace]:
-        unseen(str(func))
-        return []
-    return [call_of(func.namespace, name, bound, at, axis)]
+    return [call_of(func.namespace, name, bound, tensors, at, asked, group)]
 
 
 def call_of(
-    space: str, name: str, bound: Mapping[str, Any], at: Where, axis: Callable[[dist.ProcessGroup], str | None]
+    space: str,
+    name: str,
+    bound: Mapping[str, Any],
+    tensors: Sequence[Tensor],
+    at: Where,
+    asked: Asked | None,
+    group: Group,
 ) -> Call:
-    """One call. bound: the operator's arguments by name, in the order of its schema."""
-    op, position, once_per_rank = OPERATORS[space][name]
-    group = group_of(bound)
-    ranks, me = ranks_of(group)
-    tensors = tensors_in(list(bound.values())[position])
-    peer = next((bound[key] for key in ("root_rank", "src", "dst", "peer") if key in bound), None)
-    if peer is not None and not (space != "c10d" and op in ("send", "recv")):  # those have global ranks already
-        peer = ranks[peer]
-    call = Call(
-        me,
-        op,
-        group=group.group_name,
-        ranks=ranks,
-        peer=peer,
-        tag=bound.get("tag", 0),
-        reduction=reduction(bound.get("reduce_op")),
-        axis=axis(group),
-        # Messages have no such argument: dist.send waits, dist.isend does not. Functional collectives are waited for
-        # by an operator of their own.
-        is_async=bool(bound.get("async_op", bound.get("asyncOp", not at.functions & {"send", "recv"}))),
-        source=at.source,
-        batched=op in ("send", "recv") and bool(at.functions & {"batch_isend_irecv", "_coalescing_manager"}),
-    )
+    """One call. bound: the operator's arguments by name, in the order of its schema; tensors: those that it moves."""
+    op, _, once_per_rank = OPERATORS[space][name]
+    ranks, message = group.ranks, op in ("send", "recv")
+    more: dict[str, Any] = {"group": group.name, "ranks": ranks, "axis": group.axis, "source": at.source}
+    for key in ("root_rank", "src", "dst", "peer"):
+        if (peer := bound.get(key)) is not None:
+            more["peer"] = peer if message and space != "c10d" else ranks[peer]  # those have global ranks already
+            break
+    # Messages have no such argument: dist.send waits, dist.isend does not. Functional collectives are waited for
+    # by an operator of their own.
+    wanted = bound.get("async_op", bound.get("asyncOp"))
+    more["is_async"] = not at.functions & {"send", "recv"} if wanted is None else bool(wanted)
+    if message:
+        more["tag"] = bound["tag"]
+        more["batched"] = bool(at.functions & {"batch_isend_irecv", "_coalescing_manager"})
+    if "reduce_op" in bound:
+        more["reduction"] = reduction(bound, asked)
     if op == "barrier":  # a monitored one waits for all, and does not fit any other
-        return filled(call, is_async=False, flags=("monitored",)) if "monitored" in name else call
-    to, by = blocks(name, bound, len(ranks))
-    dtypes = [str(t.dtype).removeprefix("torch.") for t in tensors]
+        if "monitored" in name:
+            more |= {"is_async": False, "flags": ("monitored",)}
+        return made(group.rank, op, **more)
+    dtypes = [dtype_name(t.dtype) for t in tensors]
     sizes = [num_bytes(t) * (len(ranks) if once_per_rank else 1) for t in tensors]
-    combined = "coalesced" in name and len(tensors) > 1
-    return filled(
-        call,
-        dtype="+".join(dict.fromkeys(dtypes)),
-        payload_bytes=sum(sizes),
-        parts=tuple(map(Part, dtypes, sizes)) if combined else (),
-        shapes=tuple(tuple(t.shape) for t in tensors),
-        to=to,
-        by=by,
-        flags=("sparse",) if any(t.layout != torch.strided for t in tensors) else (),
-    )
+    if "coalesced" in name and len(tensors) > 1:
+        more["parts"] = tuple(map(Part, dtypes, sizes))
+    more["to"], more["by"] = blocks(name, bound, len(ranks))
+    for t in tensors:
+        if t.layout != torch.strided:
+            more["flags"] = ("sparse",)
+    more["dtype"] = dtypes[0] if len(set(dtypes)) == 1 else "+".join(dict.fromkeys(dtypes))
+    more["payload_bytes"], more["shapes"] = sum(sizes), tuple([tuple(t.shape) for t in tensors])
+    return made(group.rank, op, **more)
 
 
-def reduction(value: Any) -> str | None:
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def reduction(bound: Mapping[str, Any], asked: Asked | None) -> str | None:
     """sum, avg, max, ...: functional collectives have it as text, the others as an object with the number of one."""
+    value = bound.get("reduce_op")
     if value is None or isinstance(value, str):
         return value and value.lower()
-    return reductions().get(value.op()) if "op" in value._method_names() else None
+    told = getattr(asked.options, "reduceOp", None) if asked else None
+    if told is not None:
+        return reductions().get(int(told.op))
+    return reductions().get(value.op()) if hasattr(value, "op") else None
 
 
 @cache
@@ -175,7 +214,7 @@ def group_of(bound: Mapping[str, Any]) -> dist.ProcessGroup:
     """The process group that an operator was given: as such, boxed for TorchScript, or by name."""
     group = bound["process_group"] if "process_group" in bound else bound["group_name"]
     if isinstance(group, str):
-        return dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+        return group_named(group)
     return group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)  # type: ignore[attr-defined]
 
 

@@ -39,8 +39,12 @@ class Phases:
             self.begun = True
             self.mark("begin")
 
+    def open_to_any(self) -> bool:
+        """Whether a forward pass may begin with any operator now, and not only with a module."""
+        return self.phase in OUTSIDE and not self.evaluates and not backward_runs()
+
     def notice(self, func: Any, args: Any) -> None:
-        """An operator is about to run. Of all that is traced this is asked most often."""
+        """An operator is about to run."""
         if graph_task() != -1:
             if self.phase != "backward":
                 self.turn("backward")

@@ -13,7 +13,6 @@ import ctypes
 import importlib
 import importlib.machinery
 import importlib.util
-import json
 import os
 import runpy
 import signal
@@ -31,7 +30,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from shardiff.system.network import LOOPBACK
 from shardiff.system.processes import when_parent_ends
-from shardiff.tracing.calls import Call
+from shardiff.tracing.calls import Call, encoded
 from shardiff.tracing.launches import follow
 from shardiff.tracing.link import Link, StoppedError
 from shardiff.tracing.sending import receive
@@ -215,7 +214,7 @@ def writer(directory: str) -> Callable[[Call], None]:
             answer(directory)
             path = Path(directory, f"{pid}.jsonl")
             files[pid] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        os.write(files[pid], json.dumps(call.to_json()).encode() + b"\n")
+        os.write(files[pid], encoded(call.to_json()))
 
     answer(directory)
     return write

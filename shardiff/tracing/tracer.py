@@ -4,9 +4,7 @@
         step(batch)
 
 All of them, those of DistributedDataParallel's C++ reducer, FSDP2 and DTensor too, go through torch's dispatcher as
-operators c10d::* or _c10d_functional::*, where a TorchDispatchMode sees them, in the backward pass as well. A mode is
-one thread's: threads that the program starts get one each, and a call from a thread of C++, as in the callback of a
-Future, is given one for as long as it takes.
+operators c10d::* or _c10d_functional::*, in the backward pass as well, and in every thread: see `kernels`.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,8 +24,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from shardiff.ranks.c10d import C10D
 from shardiff.record import Record
 from shardiff.tracing.calls import Call
-from shardiff.tracing.dispatch import Mode, Tracer
-from shardiff.tracing.libraries import modes
+from shardiff.tracing.dispatch import Tracer
+from shardiff.tracing.kernels import shown_to, watched
 from shardiff.tracing.merge import own_records
 
 WAITS = ("wait", "synchronize", "block_current_stream", "is_completed")
@@ -64,8 +63,7 @@ def capture(
     """
     tracer = Tracer(names, tell, hold, first_phase, values, groups)
     with ExitStack() as stack:
-        phases = tracer.phases
-        stack.callback(register_optimizer_step_pre_hook(phases.optimizer_begins).remove)
+        stack.callback(register_optimizer_step_pre_hook(tracer.optimizer_begins).remove)
         stack.callback(register_optimizer_step_post_hook(tracer.optimizer_ends).remove)
         stack.callback(register_module_forward_pre_hook(tracer.module_begins).remove)
         stack.callback(register_module_forward_hook(tracer.module_ends, always_call=True).remove)
@@ -75,17 +73,36 @@ def capture(
         stack.enter_context(_told(dist.ProcessGroup, "_start_coalescing", tracer.batch_begins))
         stack.enter_context(_told(dist.ProcessGroup, "_end_coalescing", tracer.batch_ends))
         stack.enter_context(_told(DeviceMesh, "__init__", tracer.names.note_mesh))
-        stack.enter_context(_every_thread(tracer))
+        for name in C10D:
+            stack.enter_context(_asked(name, tracer))
+        stack.enter_context(_differentiated(tracer))
+        stack.enter_context(_threads(tracer))
         tracer.names.find_meshes()
-        stack.enter_context(Mode(tracer))
+        stack.enter_context(shown_to(tracer))
+        stack.callback(tracer.close)
+        tracer.attend()
         yield tracer.calls
 
 
 def mark_step() -> None:
     """Note, wherever this thread is traced, that a training step has ended."""
-    for mode in modes():
-        if type(mode).__qualname__ == Mode.__qualname__ and type(mode).__module__ == Mode.__module__:
-            mode.tracer.step_ends()  # type: ignore[attr-defined]  # perhaps of another copy of this module
+    for tracer in watched().tracers:
+        tracer.step_ends()
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, made: Callable[[Any], Any]) -> Iterator[None]:
+    """A function or method that is another one for a while: made(original). torch.compile leaves it alone."""
+    original = getattr(owner, name, None)  # what is not in this version of torch needs no watching
+    if original is None:
+        yield
+        return
+    own = vars(owner).get(name)  # not the same: what getattr gives of a class of C++ is no method any more
+    setattr(owner, name, torch.compiler.disable(made(original), recursive=False))
+    try:
+        yield
+    finally:
+        delattr(owner, name) if own is None else setattr(owner, name, own)
 
 
 @contextmanager
@@ -93,58 +110,70 @@ def _told(
     owner: type, name: str, tell: Callable[..., None], before: Callable[[Any], None] | None = None
 ) -> Iterator[None]:
     """A method that also calls before(self) when it begins, and tell(name, self, its result) when it is done."""
-    original = getattr(owner, name, None)  # what is not in this version of torch needs no watching
-    if original is None:
-        yield
-        return
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if before:
-            before(self)
-        result = original(self, *args, **kwargs)
-        tell(name, self, result)
-        return result
-
-    setattr(owner, name, method)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-@contextmanager
-def _every_thread(tracer: Tracer) -> Iterator[None]:
-    """Calls from other threads are seen too: Python's from their start, those of C++ while they are in a call."""
-
-    def seen(original: Any) -> Any:
-        def method(*args: Any, **kwargs: Any) -> Any:
-            if tracer.sees_this_thread():
-                return original(*args, **kwargs)
-            with Mode(tracer):
-                return original(*args, **kwargs)
+    def made(original: Any) -> Any:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if before:
+                before(self)
+            result = original(self, *args, **kwargs)
+            tell(name, self, result)
+            return result
 
         return method
 
-    def start(self: threading.Thread) -> None:
-        run = self.run
+    with _replaced(owner, name, made):
+        yield
 
-        def traced() -> None:
-            with Mode(tracer):
+
+@contextmanager
+def _asked(name: str, tracer: Tracer) -> Iterator[None]:
+    """A method of process groups that tells the tracer which Work it has returned."""
+
+    def made(original: Any) -> Any:
+        def method(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            return tracer.method(original, group, args, kwargs)
+
+        return method
+
+    with _replaced(dist.ProcessGroup, name, made):
+        yield
+
+
+@contextmanager
+def _differentiated(tracer: Tracer) -> Iterator[None]:
+    """Backward passes that Python asks for are told to the tracer."""
+
+    def made(original: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            tracer.backward_begins()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                tracer.attend()
+
+        return run
+
+    with _replaced(torch.autograd, "_engine_run_backward", made):
+        yield
+
+
+@contextmanager
+def _threads(tracer: Tracer) -> Iterator[None]:
+    """Threads that the program starts are attended to from their start."""
+
+    def made(original: Any) -> Any:
+        def start(self: threading.Thread) -> None:
+            run = self.run
+
+            def attended() -> None:
+                tracer.attend()
                 run()
 
-        if tracer.open:
-            self.run = traced
-        thread_start(self)
+            if tracer.open:
+                self.run = attended
+            original(self)
 
-    thread_start = threading.Thread.start
-    originals = {name: getattr(dist.ProcessGroup, name) for name in C10D if hasattr(dist.ProcessGroup, name)}
-    for name, original in originals.items():
-        setattr(dist.ProcessGroup, name, seen(original))
-    threading.Thread.start = start
-    try:
+        return start
+
+    with _replaced(threading.Thread, "start", made):
         yield
-    finally:
-        tracer.open = False
-        threading.Thread.start = thread_start
-        for name, original in originals.items():
-            setattr(dist.ProcessGroup, name, original)

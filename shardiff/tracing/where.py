@@ -7,6 +7,7 @@ import sysconfig
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -14,7 +15,7 @@ from shardiff.tracing.libraries import arranges_buckets, fsdp_params, fsdp_unit,
 
 TORCH = str(Path(torch.__file__).parent)
 NOT_THE_USER = (TORCH, str(Path(__file__).parents[1]), "<frozen", "<eval_with_key>")
-DISPATCHING = ("_python_dispatch.py", "_ops.py", "_compile.py", "eval_frame.py")  # between a mode and its operator
+DISPATCHING = ("_python_dispatch.py", "_ops.py", "_compile.py", "eval_frame.py")  # between us and an operator
 WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py", "threading.py", "subprocess.py")
 LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib")})
 
@@ -38,30 +39,35 @@ class Where:
 
 def where() -> Where:
     """Of the code that called torch."""
-    found, library = Where(), None
-    frame = sys._getframe(1)
+    found, library, source = Where(), None, None
     first = True
+    frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        name = code.co_filename
-        if (file := user_file(name)) and not frame.f_globals.get("__tracebackhide__"):
-            if found.source is None and not name.startswith(LIBRARIES):
-                line = f"{file}:{frame.f_lineno}"
-                found.source = f"{line} ({library})" if library else line
-            elif library is None and name.startswith(LIBRARIES):
-                library = f"{Path(name).parent.name}/{Path(name).name}:{frame.f_lineno}"
-        elif name.startswith(TORCH):
-            if not found.source and not library:
+        kind, text = kind_of(code.co_filename)
+        if kind == "none":
+            pass
+        elif kind in ("user", "library"):
+            if kind == "user" and source is None and not frame.f_globals.get("__tracebackhide__"):
+                line = f"{text}:{frame.f_lineno}"
+                source = f"{line} ({library})" if library else line
+            elif kind == "library" and library is None and not frame.f_globals.get("__tracebackhide__"):
+                library = f"{text}:{frame.f_lineno}"
+        else:
+            if not source and not library:
                 found.functions.add(code.co_name)
-            if first and not name.endswith(DISPATCHING):
+            if first and kind == "torch":
                 found.reducer, first = code.co_name == "_engine_run_backward", False
                 found.about = "which gradients are in which bucket" if arranges_buckets(frame) else None
-            found.setup = found.setup or found.about is not None or in_setup(frame)
+            if in_setup(frame):
+                found.setup = True
             if found.unit is None and (unit := fsdp_unit(frame)) is not None:
                 found.unit, found.params = unit, fsdp_params(frame)
-            found.differentiable = found.differentiable or (code.co_name == "apply" and name.endswith("function.py"))
+            if text == "function.py" and code.co_name == "apply":
+                found.differentiable = True
         frame = frame.f_back
-    found.source = found.source or library
+    found.setup = found.setup or found.about is not None
+    found.source = source or library
     return found
 
 
@@ -73,6 +79,17 @@ def setting_up() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+@cache
+def kind_of(name: str) -> tuple[Literal["user", "library", "torch", "dispatching", "none"], str]:
+    """Whose file this is, and what to call it; "dispatching" is a file of torch's between us and an operator."""
+    if file := user_file(name):
+        path = Path(name)
+        return ("library", f"{path.parent.name}/{path.name}") if name.startswith(LIBRARIES) else ("user", file)
+    if name.startswith(TORCH):
+        return ("dispatching" if name.endswith(DISPATCHING) else "torch"), Path(name).name
+    return "none", ""
 
 
 @cache

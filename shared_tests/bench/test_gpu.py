@@ -220,9 +220,17 @@ def test_every_strategy_and_mesh_is_proven_alone_and_shared():
         assert {run.problem for run in of_blocks} == alone_too, "bfloat16 is held to the single device's own error"
         missing = {"ring_attention"} if name == "annotated" else set()
         assert {strategy for run in of_blocks for strategy in run.strategies} >= set(AXES_OF_BLOCKS) - missing
-    assert all(
-        len(proofs.runs(name, alone, sizes.GPU)) == 3 * len(alone) for name in ("torch", "shard_map", "annotated")
-    )
+        assert len(proofs.runs(name, alone, sizes.GPU)) == 3 * len(alone)
+        rehearsed = proofs.runs(name, alone, sizes.REHEARSAL)
+        assert {run.axes for run in rehearsed} == set(alone)
+        assert {len(run.axes) for run in rehearsed if run.problem.dtype == "bfloat16"} == {0, 3}
+
+
+def test_only_the_files_that_have_tests_of_a_gpu_are_collected():
+    assert suite.files_with_the_mark() == [
+        "shared_tests/proof/test_equivalence.py",
+        "shared_tests/proof/test_staged.py",
+    ]
 
 
 def test_the_chapter_says_what_holds_and_what_was_not_reached():

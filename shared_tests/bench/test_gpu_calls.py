@@ -16,7 +16,7 @@ from contract.problem import Problem
 from shardiff.system import machine
 
 BLOCK = replace(sizes.REHEARSAL.step_block, width=16, sequence=8, ff=32)
-ON_GPU = replace(sizes.REHEARSAL, device="cuda", step=Problem(16, 16, 2), step_block=BLOCK)
+ON_GPU = replace(sizes.REHEARSAL, device="cuda", step=Problem(16, 16, 2), step_block=BLOCK, compiled=sizes.GPU.compiled)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +21,7 @@ import pytest
 from benchmarks.collectives import wire
 from benchmarks.lab.lab import Lab, open_lab, refusal
 from benchmarks.lab.namespaces import LEAST_BURST, Shape, burst_of, shaped
-from benchmarks.plan.prove import answer, calibrate
+from benchmarks.plan.prove import answer, calibrate, rivals
 from benchmarks.plan.prove import campaign as campaigns
 from benchmarks.plan.prove.campaign import Campaign, measured
 from benchmarks.plan.prove.steps import Measured, Paced
@@ -60,7 +62,7 @@ def opened(lab, gloo, monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
 
     for module in (campaigns, wire):
         monkeypatch.setattr(module, "open_lab", again)
-    monkeypatch.setattr(calibrate, "measure", lambda lab: gloo)
+    monkeypatch.setattr(calibrate, "measure", lambda *asked: gloo)
     return shapes
 
 
@@ -134,7 +136,18 @@ def test_a_link_that_is_faster_than_stated_fails_a_proof(lab):
 
 
 def test_what_passes_the_interfaces_is_counted_beside_the_optimal_bytes(opened, capsys):
-    arguments = ["--wire", "--ranks", "2", "--max", "256KiB", "--iterations", "1", "--json"]
+    arguments = [
+        "--wire",
+        "--ranks",
+        "2",
+        "--max",
+        "256KiB",
+        "--iterations",
+        "1",
+        "--json",
+        "--implementation",
+        "torch",
+    ]
     assert cli.main(["bench", "collectives", *arguments]) == 0
     document = json.loads(capsys.readouterr().out)
     of_optimal = {row["op"]: row["bytes_over_optimal"] for row in document["rows"]}
@@ -203,6 +216,28 @@ def test_a_campaign_has_every_mesh_in_every_order_that_matters():
     one, two = Campaign().runs(Shape(1, 4), PROBLEM), Campaign().runs(Shape(2, 2), PROBLEM)
     assert {"dp=4", "tp=4", "pp=4", "dp=2,tp=2"} <= {str(run.mesh) for run in one}
     assert {"dp=2,tp=2", "tp=2,dp=2"} <= {str(run.mesh) for run in two}
+
+
+def test_problems_take_the_rates_in_turn_where_that_is_asked_for():
+    usual = Campaign(rates=(1.0, 2.0, 3.0, 4.0), in_turn=True)
+    first, second = usual.problems
+    assert usual.cases() == [(1.0, first), (2.0, second), (3.0, first), (4.0, second)]
+    assert len(Campaign(rates=(1.0, 2.0)).cases()) == 4
+    runs = [run for shape in usual.shapes for _, problem in usual.cases() for run in usual.runs(shape, problem)]
+    assert len(runs) >= 100
+
+
+def test_rivals_that_do_not_train_alike_are_no_rivals():
+    losses = dict.fromkeys(rivals.RIVALS, 1.0)
+
+    def call(*asked: object) -> list[dict]:
+        return [{name: {"seconds": [2.0, 4.0], "sent": 10, "loss": loss} for name, loss in losses.items()}] * 2
+
+    lab: Any = SimpleNamespace(shape=Shape(1, 2), rates=lambda *rates: None, call=call)
+    assert [one["seconds"] for one in rivals.measure(lab, 1e6, PROBLEM, PACED, 2)] == [3.0] * 5
+    losses["DDP"] = 1.1
+    with pytest.raises(ValueError, match=r"losses differ after 3 steps: .*'DDP': 1.1"):
+        rivals.measure(lab, 1e6, PROBLEM, PACED, 2)
 
 
 def test_a_token_bucket_has_half_a_millisecond_of_the_rate():

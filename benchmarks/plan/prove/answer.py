@@ -13,10 +13,13 @@ from benchmarks.lab.namespaces import Shape
 from benchmarks.plan.plan import rate_of
 from benchmarks.plan.prove import view
 from benchmarks.plan.prove.campaign import Campaign, prove
+from benchmarks.plan.prove.claims import CLAIMS, prove_claims
 from contract.axes import parse_axes
 from contract.problem import Problem
 
 MOST_RANKS = 16
+# The CPU's own speed: it takes larger problems for a step to be more than what Python does, and faster links
+REAL = Campaign((Shape(1, 2),), (100e6, 200e6, 400e6, 800e6), (Problem(256, 512, 4), Problem(2048, 256, 4)), paced=None)
 
 
 def plan(
@@ -29,7 +32,7 @@ def plan(
     microbatches: Sequence[int] | None,
 ) -> Campaign:
     """What to prove. Raises ValueError, one line, for what cannot be, also where namespaces are refused."""
-    usual = Campaign()
+    usual = REAL if real else Campaign()
     found = tuple(map(shape_of, shapes)) or usual.shapes
     bits = tuple(sorted(8 * rate_of(rate) for rate in rates)) or usual.rates
     if problem.dtype != "float32":
@@ -37,15 +40,16 @@ def plan(
     if microbatches and len(microbatches) > 1:
         raise ValueError("a proof runs one number of microbatches")
     wanted = tuple(str(parse_mesh(mesh)) for mesh in meshes)
-    problems = (problem,) if problem != Problem(256, 512, 4) else usual.problems
+    problems = (problem,) if problem != usual.problems[0] else usual.problems
     campaign = Campaign(
         found,
         bits,
         problems,
         wanted,
-        None if real else usual.paced,
+        usual.paced,
         iterations,
         microbatches[0] if microbatches else usual.microbatches,
+        in_turn=not (real or rates) and len(problems) > 1,
     )
     runs = [run for shape in found for one in problems for run in campaign.runs(shape, one)]
     if missing := [mesh for mesh in wanted if mesh not in {str(run.mesh) for run in runs}]:
@@ -76,15 +80,20 @@ def shape_of(text: str) -> Shape:
     return shape
 
 
-def answer(campaign: Campaign, output: Path | None, as_json: bool) -> int:
-    """Measure, and print tables or JSON; the exit status."""
+def answer(campaign: Campaign | None, output: Path | None, as_json: bool) -> int:
+    """Measure a campaign, or the claims, and print tables or JSON; the exit status."""
     blocks = sum(
-        len(campaign.rates) * len(campaign.runs(shape, problem))
-        for shape in campaign.shapes
-        for problem in campaign.problems
+        len(each.runs(shape, problem))
+        for each in ([campaign] if campaign else CLAIMS)
+        for shape in each.shapes
+        for _, problem in each.cases()
     )
     try:
-        document, placed = bench.measured(lambda save, starting: prove(campaign, save, starting), output, blocks)
+        document, placed = bench.measured(
+            lambda save, starting: prove([campaign], save, starting) if campaign else prove_claims(save, starting),
+            output,
+            blocks,
+        )
     except (LabError, ValueError) as error:
         print(f"shardiff: {error}", file=sys.stderr)
         return 1 if isinstance(error, ValueError) else 3

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from benchmarks.lab.lab import Lab
@@ -23,8 +24,8 @@ from shardiff.record import wire_factor
 
 TRAFFIC, STEPS = "benchmarks.lab.traffic", "benchmarks.plan.prove.steps"  # modules that ranks call
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
-SIZES = (1 << 18, 1 << 20)  # bytes
-RATE = 100e6  # bit/s, at which gloo's collectives are measured
+SIZES = (1 << 17, 1 << 19)  # bytes
+RATE = 100e6  # bit/s, at which gloo's collectives are measured where nothing else is said
 REPEATS = 5
 STREAMS = 5  # tries
 MOST_OFF = 0.05  # by which the rate of a stream may differ from the stated one
@@ -78,41 +79,52 @@ def check_rate(lab: Lab, rate: float) -> float:
     )
 
 
-def measure(lab: Lab) -> Gloo:
-    """gloo's collectives over as many ranks as an axis can have: at a rate at which no CPU is short of time."""
+def measure(lab: Lab, rate: float = RATE, inside: float | None = None) -> Gloo:
+    """gloo's collectives over as many ranks as an axis can have, at a rate at which no CPU is short of time.
+
+    As in the runs, all groups of an axis send at once. Links are those of the ranks on one host; or those between
+    hosts, which groups share, with those `inside`: a ring over fast and slow links is slower than its slow links allow.
+    """
     counts = [n for n in range(2, lab.shape.ranks + 1) if lab.shape.ranks % n == 0]
     lab.rates(None, None)
-    small = {(op, n): least(lab, op, 4096, n) for n in counts for op in OPS}
-    large, more = (least(lab, "message", size, 2) for size in (SIZES[1], 4 * SIZES[1]))
-    fast = 3 * SIZES[1] / max(more - large, 1e-6)
-    lab.rates(RATE, RATE)
+    small = {(op, n): min(times(lab, op, 4096, n, 4 * REPEATS)) for n in counts for op in OPS}
+    large, more = (min(times(lab, "message", size, lab.shape.ranks)) for size in (1 << 20, 1 << 22))
+    fast = 3 * (1 << 20) / max(more - large, 1e-6)
+    lab.rates(rate if lab.shape.hosts == 1 else inside, rate)
     collectives, sent = {}, {}
     for op, n in small:
         name, factor = "message" if op == "collective_permute" else op, float(wire_factor(op, n))
-        times = [least(lab, name, size, n) for size in SIZES]
-        overhead = (times[1] - times[0]) / (SIZES[1] - SIZES[0]) * goodput(RATE) / factor
+        taken = [median(times(lab, name, size, n)) for size in SIZES]
+        bandwidth = goodput(rate) / (lab.shape.ranks // n if lab.shape.hosts > 1 else 1)
+        overhead = (taken[1] - taken[0]) / (SIZES[1] - SIZES[0]) * bandwidth / factor
         answers = lab.call(TRAFFIC, "collective", name, SIZES[1], 1, n)
-        collectives[op, n] = Measured(small[op, n], max(overhead, 1.0))
         sent[op, n] = max(each[1] for each in answers) * GOODPUT / (SIZES[1] * factor)
+        collectives[op, n] = Measured(small[op, n], max(overhead, 1.0))
     return Gloo(fast, collectives, sent)
 
 
-def least(lab: Lab, op: str, size: int, ranks: int) -> float:
-    """Seconds of the quickest call, each as long as its slowest rank: the least disturbed one."""
-    repeats = REPEATS if size > 65536 else 4 * REPEATS
+def times(lab: Lab, op: str, size: int, ranks: int, repeats: int = REPEATS) -> list[float]:
+    """Seconds of each call, each as long as its slowest rank."""
     answers = lab.call(TRAFFIC, "collective", op, size, repeats, ranks)
-    return min(max(each[0][i] for each in answers[:ranks]) for i in range(repeats))
+    return [max(each[0][i] for each in answers) for i in range(repeats)]
 
 
 def machine(
-    shape: Shape, rate: float, gloo: Gloo, paced: Paced | None, flops: float = 0.0, overhead: float = 0.0
+    shape: Shape,
+    rate: float,
+    gloo: Gloo,
+    paced: Paced | None,
+    flops: float = 0.0,
+    overhead: float = 0.0,
+    own: float | None = None,
 ) -> Machine:
     """The lab at one rate: of the ranks' own links on one host, of the links between hosts where there are several.
 
-    flops: of the real device, where it is not paced.
+    own: the rate of a rank's own link there; None: not shaped. flops: of the real device, where it is not paced.
     """
     shaped = Link(goodput(rate), 0.0, burst_of(rate))
-    inside = shaped if shape.hosts == 1 else Link(gloo.fast)
+    fast = Link(gloo.fast) if own is None else Link(goodput(own), 0.0, burst_of(own))
+    inside = shaped if shape.hosts == 1 else fast
     rates = {"float32": paced.flops if paced else flops}
     memory = paced.memory if paced else 1e15  # the real device's rate has the update in it
     device = Device("paced" if paced else "CPU", rates, 1e12, memory, roofline=False, overhead=overhead)

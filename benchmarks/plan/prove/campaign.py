@@ -29,22 +29,35 @@ from shardiff.record import wire_factor
 from shardiff.system import machine as here
 
 Document = dict[str, Any]
-SMALL_TALK = 60_000  # bytes of barriers and acknowledgements in a step
+SMALL_TALK = 30_000  # bytes of barriers and acknowledgements in a step
 BYTES_OFF = 0.05
 TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """What to prove. rates: bit/s. meshes: `dp=2,tp=2`; every one that can work if empty. paced: None: the real CPU."""
+    """What to prove. rates: bit/s. meshes: `dp=2,tp=2`; every one that can work if empty. paced: None: the real CPU.
+
+    in_turn: the problems take the rates in turn, instead of every problem at every rate. inside: bit/s of a rank's own
+    link where there are several hosts; None: not shaped. claim: what these configurations are to show.
+    """
 
     shapes: tuple[Shape, ...] = (Shape(1, 2), Shape(1, 4), Shape(2, 2))
-    rates: tuple[float, ...] = (50e6, 100e6, 200e6, 500e6)
-    problems: tuple[Problem, ...] = (Problem(256, 512, 4), Problem(2048, 256, 4))
+    rates: tuple[float, ...] = (5e6, 10e6, 20e6, 50e6)
+    problems: tuple[Problem, ...] = (Problem(128, 256, 4), Problem(1024, 128, 4))
     meshes: tuple[str, ...] = ()
-    paced: Paced | None = Paced(2e9, 2e9)
+    # Slow, and small problems, so that what Python and gloo take of the CPU is little of a step
+    paced: Paced | None = Paced(1e8, 2e8)
     iterations: int = 3
     microbatches: int = 4
+    in_turn: bool = False
+    inside: float | None = None
+    claim: str = ""
+
+    def cases(self) -> list[tuple[float, Problem]]:
+        """Every rate with the problems that are run at it."""
+        each, step = list(enumerate(self.problems)), len(self.problems) if self.in_turn else 1
+        return [(rate, problem) for i, rate in enumerate(self.rates) for j, problem in each if (i - j) % step == 0]
 
     def runs(self, shape: Shape, problem: Problem) -> list[Run]:
         """Every mesh of the usual strategies in every order of its axes that matters on this shape."""
@@ -63,18 +76,22 @@ class Campaign:
 
 
 def prove(
-    campaign: Campaign,
+    campaigns: Sequence[Campaign],
     save: Callable[[Document], object] = lambda document: None,
     starting: Callable[[str], object] = lambda what: None,
 ) -> Document:
-    """The document. save: called with it whenever it has grown. Raises LabError, or ValueError for a failed check."""
+    """The document. save: called with it whenever it has grown. Raises LabError, or ValueError for a failed check.
+
+    All campaigns run on the device of the first.
+    """
+    campaign = campaigns[0]
     document: Document = {
         "kind": "plan_proof",
         "schema": 1,
         "machine": here.facts(),
         "settings": {
             "paced": campaign.paced._asdict() if campaign.paced else None,
-            "rates_bits_per_second": list(campaign.rates),
+            "rates_bits_per_second": sorted({rate for each in campaigns for rate in each.rates}),
             "iterations": campaign.iterations,
         },
         "complete": False,
@@ -84,10 +101,14 @@ def prove(
         "summary": None,
     }
     resume.begin(document, None)
-    for shape in campaign.shapes:
+    for shape in dict.fromkeys(shape for each in campaigns for shape in each.shapes):
         starting(f"{shape}: namespaces, links, and gloo's collectives")
         with open_lab(shape) as lab:
-            of_lab(campaign, lab, document, save, starting)
+            here_run = [each for each in campaigns if shape in each.shapes]
+            rates = [rate for each in here_run for rate in each.rates]
+            gloo = calibrate.measure(lab, math.prod(rates) ** (1 / len(rates)), here_run[0].inside)
+            for each in here_run:
+                of_lab(each, lab, gloo, document, save, starting)
     document["complete"] = True
     save(document)
     return document
@@ -96,13 +117,14 @@ def prove(
 def of_lab(
     campaign: Campaign,
     lab: Lab,
+    gloo: calibrate.Gloo,
     document: Document,
     save: Callable[[Document], object],
     starting: Callable[[str], object],
 ) -> None:
-    """All configurations of one shape: measure gloo, predict all, then run all."""
+    """All configurations of one shape: predict all, then run all."""
     shape, paced = lab.shape, campaign.paced
-    gloo = calibrate.measure(lab)
+    inside = campaign.inside if shape.hosts > 1 else None
     flops: dict[Problem, float] = {}
     overheads: dict[Problem, float] = {}
     for problem in campaign.problems:
@@ -121,23 +143,25 @@ def of_lab(
     todo: list[tuple[float, Run, Prediction]] = []
     now, commit = datetime.now(UTC).isoformat(timespec="seconds"), here.commit()
     first = len(document["configurations"])
-    for rate in campaign.rates:
-        for problem in campaign.problems:
-            where = calibrate.machine(shape, rate, gloo, paced, flops.get(problem, 0.0), overheads.get(problem, 0.0))
-            for run in campaign.runs(shape, problem):
-                found = predict(run, where)
-                todo.append((rate, run, found))
-                document["configurations"].append(
-                    {
-                        "shape": str(shape),
-                        "rate_bits_per_second": rate,
-                        "batch": problem.batch,
-                        "width": problem.width,
-                        "layers": problem.layers,
-                        "predicted": {**mesh_document(found, found), "commit": commit, "date": now},
-                        "measured": None,
-                    }
-                )
+    for rate, problem in campaign.cases():
+        device = flops.get(problem, 0.0), overheads.get(problem, 0.0)
+        where = calibrate.machine(shape, rate, gloo, paced, *device, inside)
+        for run in campaign.runs(shape, problem):
+            found = predict(run, where)
+            todo.append((rate, run, found))
+            document["configurations"].append(
+                {
+                    "shape": str(shape),
+                    "rate_bits_per_second": rate,
+                    "inside_bits_per_second": inside,
+                    "claim": campaign.claim,
+                    "batch": problem.batch,
+                    "width": problem.width,
+                    "layers": problem.layers,
+                    "predicted": {**mesh_document(found, found), "commit": commit, "date": now},
+                    "measured": None,
+                }
+            )
     save(document)
     wanted: dict[Problem, list[Any]] = {}
     seen: set[tuple[object, ...]] = set()
@@ -145,7 +169,7 @@ def of_lab(
     for (rate, run, _), entry in zip(todo, document["configurations"][first:], strict=True):
         starting(f"{shape}, {rate / 1e6:g} Mbit/s: {run.mesh}, batch {run.problem.batch}")
         if rate != shaped_at:
-            lab.rates(rate if shape.hosts == 1 else None, rate)
+            lab.rates(rate if shape.hosts == 1 else inside, rate)
             entry["stream_of_rate"], shaped_at = calibrate.check_rate(lab, rate), rate
         expected = None
         if (run.axes, run.problem) not in seen:

@@ -32,6 +32,7 @@ PROGRAMS: dict[tuple[str, str], dict[str, int]] = {
     ("flax_nnx", "both"): {"dp": 4, "tp": 2},
     ("flax_nnx", "scanned"): {"dp": 4, "tp": 2},
     ("flax_linen", "language_model"): {"dp": 2, "tp": 4},
+    ("maxtext_style", "decoder"): {"dp": 4, "tp": 2},
     ("equinox_mlp", "data_parallel"): {"dp": 8},
     ("equinox_mlp", "fully_sharded"): {"dp": 8},
     ("equinox_mlp", "tensor_parallel"): {"tp": 8},

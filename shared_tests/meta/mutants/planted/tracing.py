@@ -7,6 +7,39 @@ from shared_tests.meta.mutants.planted.plant import plant
 VERIFIER = (
     *plant(
         "verifier",
+        "shardiff.tracing.dispatch",
+        "tool/test_trace_calls",
+        (
+            "what an operator calls itself is noted as well",
+            "if thread.inside or not self.open:",
+            "if not self.open:",
+            "test_every_kind_of_call_is_one_record_with_its_bytes",
+        ),
+    ),
+    *plant(
+        "verifier",
+        "shardiff.tracing.tracer",
+        "tool/test_trace_kernels",
+        (
+            "a method of C++ put back as a function that is bound to nothing",
+            "own = vars(owner).get(name)",
+            "own = original",
+            "test_a_trace_leaves_nothing_behind_and_a_programs_modes_in_their_order",
+        ),
+    ),
+    *plant(
+        "verifier",
+        "shardiff.tracing.libraries",
+        "tool/test_trace_kernels",
+        (
+            "our dispatch mode above the program's",
+            "for each in [*[mode] * wanted, *(each for each in stack if each is not mode)]:",
+            "for each in [*(each for each in stack if each is not mode), *[mode] * wanted]:",
+            "test_a_trace_leaves_nothing_behind_and_a_programs_modes_in_their_order",
+        ),
+    ),
+    *plant(
+        "verifier",
         "shardiff.tracing.calls",
         "tool/test_trace_disagreements",
         (

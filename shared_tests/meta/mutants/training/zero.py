@@ -92,6 +92,15 @@ ZERO = (
         "all_gather_single(p.detach(), mine",
         "all_gather_single(p.detach().clone(), mine",
         {PARAMETERS, REPLICAS},
+        overlap=False,
+    ),
+    mutant(
+        "gathered by messages, but not in place",
+        "torch_impl.compose",
+        "wholes = [p.detach() for layer",
+        "wholes = [p.detach().clone() for layer",
+        {PARAMETERS, REPLICAS},
+        strategy="zero1",
     ),
     mutant(
         "another rank's rows of the gradient",
@@ -116,6 +125,7 @@ ZERO = (
         "    group = mesh.group('dp')\n",
         {PARAMETERS, REPLICAS},
         mesh="dp=2,fsdp=2",
+        overlap=False,
     ),
     # torch, on a mesh
     mutant(
