@@ -58,7 +58,11 @@ class Sublayer(nnx.Module):
 
 
 def gathered_gradient(y: Array, constrain: Constrain) -> Array:
-    """y, whose gradient is stated to be whole."""
+    """y[batch, sequence, D], whose gradient is stated to be split as products are, and not as the residual stream.
+
+    Both products of the backward pass need it so. Unless that is said, a compiler may gather the other factor of the
+    weight's gradient instead, and compute and sum all of that gradient on every rank.
+    """
 
     @jax.custom_vjp
     def same(y: Array) -> Array:

@@ -132,9 +132,10 @@ def samples_gathered(found: Match, side: int) -> None:
         if a.record.phase == "backward" and a.moves is None and by_compiler(a) and len(a.shape or ()) > 1
     ]
     vectors = [a for a in found.open(side, "all_reduce") if a.record.phase == "backward" and len(a.shape or ()) == 1]
+    summed = {a.elements for op in ("reduce_scatter", "all_reduce") for a in found.open(side, op)}
     for op in ("reduce_scatter", "all_reduce") if moves and gathers else ():
         for whole in found.open(1 - side, op):
-            if whole.moves != "gradient":
+            if whole.moves != "gradient" or whole.elements in summed:
                 continue
             for z, x in product(gathers, moves):
                 n, features = x.record.group_size or 1, (z.shape or (1,))[-1]
@@ -143,6 +144,7 @@ def samples_gathered(found: Match, side: int) -> None:
                 beside = whole.elements - depth * features * UNIT
                 vector = next((v for v in vectors if v.left and v.elements == beside and same_ranks(v, whole)), None)
                 fits = z.left and x.left and same_ranks(z, whole) and same_ranks(x, whole) and not rest
+                fits = fits and depth * features * UNIT not in summed  # else this side sums it all the same
                 if fits and (beside == 0 or vector):
                     taken = [whole, z, x, *([vector] if beside and vector else [])]
                     found.link([(atom, 1) for atom in taken], ["samples_gathered"])

@@ -33,8 +33,14 @@ def sums_of_shards(found: Match, sense: Sense) -> None:
             sums = atom.reduction in (None, "sum") and not atom.gathers and atom.moves != "activation"
             if sums and atom.elements > UNIT and atom.ranks is not None:
                 every[atom.ranks, atom.record.group_size, sense.kind(atom)][side].append(atom)
-    for (ranks, group_size, _), both in every.items():
-        sides = [[a for a in side if not equals(found, a, sense)] for side in both]
+    amounts_there = {
+        (side, a.ranks, sense.kind(a), sense.amount(a))
+        for side in (0, 1)
+        for op in ("reduce_scatter", "all_reduce")
+        for a in found.open(side, op)
+    }
+    for (ranks, group_size, kind), both in every.items():
+        sides = [[a for a in side if (1 - a.side, ranks, kind, sense.amount(a)) not in amounts_there] for side in both]
         amounts = [Counter(sense.amount(atom) for atom in side for _ in range(atom.left)) for side in sides]
         for size in {size or 0 for others, size in scattering if others not in (None, ranks)}:
             for wide, rule in ((0, "scattered_before_reduced"), (1, "reduced_before_scattered")):
