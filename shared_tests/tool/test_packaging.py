@@ -19,6 +19,7 @@ import pytest
 
 from contract.axes import STRATEGIES
 from contract.strategy import IMPLEMENTATIONS
+from shared_tests import quick
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -139,6 +140,7 @@ def test_the_lesson_runs_whole_from_a_folder_with_modules_of_the_same_names_with
     arguments = "check --width 8 --batch 6 --steps 2 --degree 2 --dtype float64 --json"
     # It is not measured by `make coverage` either, which needs a plugin of ours on PYTHONPATH.
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHONPATH", "COV"))}
+    environment["XLA_FLAGS"] = quick.flags()
     command = [sys.executable, "-m", "shardiff", *arguments.split()]
     done = subprocess.run(command, cwd=own_names, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr

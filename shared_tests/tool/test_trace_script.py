@@ -22,7 +22,6 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 # Those that are expected to be sound are verified too: it must find nothing, and change nothing.
 COMMANDS = {
     "trains": ([*TRACE, "--nproc", "2", "--json", "train.py", "--steps", "3"], TRAINS),
-    "torchrun": ([*TORCHRUN, "--verify", "--json", "train.py", "--steps", "3"], TRAINS),
     "fails": ([*TRACE, "--nproc", "2", "--json", "train.py"], FAILS),
     "ddp": ([*TRACE, "--nproc", "2", "--values", "--json", "-m", "train"], DDP),
     "spawns": ([*TRACE, "--verify", "--json", "train.py"], SPAWNS),
@@ -44,6 +43,13 @@ def start(command: list[str], text: str, directory: Path) -> subprocess.Popen[st
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(directory / "tmp")}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=directory, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def alone(command: list[str], text: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """Start a command and wait for its end."""
+    process = start(command, text, directory)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +102,9 @@ def test_a_script_for_torchrun_runs_as_it_is(finished: Finished) -> None:
         assert done.stderr.splitlines().count(said) == 2, said
 
 
-def test_under_torchrun_its_processes_are_traced(finished: Finished) -> None:
-    done = finished["torchrun"]
+@pytest.mark.long
+def test_under_torchrun_its_processes_are_traced(tmp_path: Path) -> None:
+    done = alone([*TORCHRUN, "--verify", "--json", "train.py", "--steps", "3"], TRAINS, tmp_path)
     assert done.returncode == 0, done.stderr
     trains(json.loads(done.stdout))
 
@@ -167,9 +174,7 @@ def test_a_rank_that_does_not_come_is_named_with_its_stack(finished: Finished) -
 
 @pytest.mark.long
 def test_without_verify_silence_is_reported_with_all_stacks(tmp_path: Path) -> None:
-    started = start([*TRACE, "--timeout", "2", "train.py"], THINKS, tmp_path)
-    out, err = started.communicate(timeout=60)
-    done = subprocess.CompletedProcess(started.args, started.returncode, out, err)
+    done = alone([*TRACE, "--timeout", "2", "train.py"], THINKS, tmp_path)
     assert done.returncode == 3, done.stderr
     assert (
         "stuck: no call of any rank for 2 s; rank 0 (its last: all_reduce(sum) float32 16 B [4] at train.py:11); "

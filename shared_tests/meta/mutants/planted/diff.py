@@ -177,8 +177,8 @@ DIFF = (
         "tool/test_diff_lookalikes",
         (
             "a second gather in the forward pass is explained",
-            'extra.op == "all_gather" and extra.record.phase == "backward" and',
-            'extra.op == "all_gather" and',
+            'twin.gathers and phases == ("backward", "forward")',
+            "twin.gathers",
             "test_what_only_looks_like_a_rewrite_is_not_explained",
         ),
         (
@@ -211,10 +211,15 @@ DIFF = (
             "atom.elements == UNIT and",
             "test_what_only_looks_like_a_rewrite_is_not_explained",
         ),
+    ),
+    *plant(
+        "diff",
+        "shardiff.diff.ticks",
+        "tool/test_diff_lookalikes",
         (
             "any loop is a pipeline's",
-            "if shape is None:\n        return",
-            "shape = shape or (10**6, 1)",
+            "    if shape is None:\n        return\n    count, microbatches = shape",
+            "    count, microbatches = shape or (10**6, 1)",
             "test_what_only_looks_like_a_rewrite_is_not_explained",
         ),
     ),
@@ -275,13 +280,13 @@ DIFF = (
         ),
         (
             "weights that both sides gather are gathered by one instead",
-            "if not first.left or any(same_ranks(a, first) for a in others):",
-            "if not first.left:",
+            "if (theirs and derived) if not vectors else stays(mine, vectors, theirs):",
+            "if theirs and derived:",
             "test_what_only_looks_like_a_rewrite_is_not_explained",
         ),
         (
             "what the program asks for is resharded",
-            'found.open(side, "all_to_all") if by_compiler(a.record)]',
+            'found.open(side, "all_to_all") if by_compiler(a)]',
             'found.open(side, "all_to_all")]',
             "test_what_only_looks_like_a_rewrite_is_not_explained",
         ),
