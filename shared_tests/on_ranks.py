@@ -227,3 +227,20 @@ def value(t: torch.Tensor | None) -> Value:
     t = t.detach()
     wide = t.float() if t.dtype == torch.bfloat16 else t
     return str(t.dtype).removeprefix("torch."), np.array(wide.numpy())
+
+
+def losses_and_gradients_stored_elsewhere(device: torch.device, run: Run) -> list[tuple[float, list[np.ndarray]]]:
+    """The first step's loss and this rank's gradients, as it is, and with what autograd keeps in the host's memory."""
+    from contextlib import nullcontext
+
+    from torch_impl import train
+    from torch_impl.compose import loss_and_grads
+    from torch_impl.mesh import make_mesh
+
+    results, mesh = [], make_mesh(run, device)
+    for store in (nullcontext, torch.autograd.graph.save_on_cpu):
+        params, batch = train.make_params(mesh, run, device), train.make_batch(mesh, run, 0, device)
+        with store():
+            loss, grads = loss_and_grads(params, batch, mesh, run)
+        results.append((loss.item(), [np.array(g.detach().numpy()) for layer in grads for g in layer]))
+    return results

@@ -5,14 +5,23 @@ Autograd keeps what the backward pass needs, among it the gathered weights. Here
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_impl.torch_hooks import saved_tensors_hooks_in_force
+
+
+@dataclass(frozen=True)
+class Again:
+    """How to gather a weight: `gather(index)`. A type of our own, because other hooks may keep a tuple."""
+
+    gather: Callable[[int], Tensor]
+    index: int
 
 
 @contextmanager
@@ -26,10 +35,10 @@ def gathered_again() -> Iterator[None]:
             return keep(t)
         node: Any = t.grad_fn
         node.note(t.output_nr)
-        return again, t.output_nr
+        return Again(again, t.output_nr)
 
     def unpack(kept: Any) -> Tensor:
-        return kept[0](kept[1]) if isinstance(kept, tuple) else get(kept)
+        return kept.gather(kept.index) if isinstance(kept, Again) else get(kept)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield

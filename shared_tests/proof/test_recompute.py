@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from contract import proof
 from contract.axes import parse_axes
 from contract.strategy import Run
 from contract.transformer import Transformer
 from shared_tests import evidence
 from shared_tests.evidence import each
+from shared_tests.on_ranks import losses_and_gradients_stored_elsewhere
 
 MLP = Transformer(batch=4, width=16, layers=2, dtype="float64", sequence=8, heads=4, ff=24)
 MOE = replace(MLP, experts=4)
@@ -53,6 +56,14 @@ def label(run: Run) -> str:
 def test_in_torch_no_bit_changes_and_all_is_the_reference_s(run, execute, reference_of):
     assert evidence.failures(run, execute(run), reference_of(replace(run, recompute="none"))) == []
     assert evidence.different(execute(run), execute(replace(run, recompute="none"))) == []
+
+
+@each([run for run in IN_TORCH if run.recompute == "selective"], ids=label)
+def test_what_is_kept_may_be_stored_in_the_host_s_memory(run, pool):
+    """Autograd's hooks of others compose with ours, which gather weights again and keep scores for another pass."""
+    ranks = pool.call(losses_and_gradients_stored_elsewhere, replace(run, recompute="none"), world_size=run.world_size)
+    for (loss, grads), (other_loss, others) in ranks:
+        assert loss == other_loss and all(map(np.array_equal, grads, others))
 
 
 @each(IN_JAX, IN_JAX[2:], ids=label)
