@@ -36,7 +36,7 @@ COMMANDS = {  # what measures each result, and the results' names
     "recompute": f"bench steps {SIZES} --ranks 2 --strategy single_device --strategy sequence_parallel "
     "--strategy fully_sharded --implementation torch --implementation shard_map --recompute none --recompute block "
     "--recompute selective --recompute offload --iterations 8 --rounds 2 --speed-batch 512",
-    "experts": f"bench experts {SIZES} --experts 8 --iterations 10",
+    "experts": f"bench experts {SIZES} --experts 8 --ranks 2 --iterations 6",
     "bubbles": "bench bubbles --model transformer --batch 32 --sequence 32 --width 256 --layers 8 --stages 2 "
     "--stages 4 --microbatches 4 --schedule gpipe --schedule 1f1b --schedule zb_h1 --implementation torch --paced "
     "--paced-seconds 0.1 --iterations 2",
