@@ -62,12 +62,12 @@ wheels:
 
 # The proof of the planner over links of stated rates, in network namespaces; leave the machine alone meanwhile. The
 # tables of docs/plan.md are filled from the newest results of each kind in benchmarks/results.
-TODAY := $(shell date +%Y-%m-%d)
+OF_TODAY = $(shell date +%Y-%m-%d)_$(1)_$(shell nproc)_cores.json
 plan: install
-	@$(BIN)/shardiff plan --prove --output benchmarks/results/$(TODAY)_plan_paced_2_cores.json
-	@$(BIN)/shardiff plan --prove --real --output benchmarks/results/$(TODAY)_plan_real_2_cores.json
-	@$(BIN)/shardiff plan --prove --claims --output benchmarks/results/$(TODAY)_plan_claims_2_cores.json
-	@$(BIN)/shardiff bench collectives --wire --max 1MiB --output benchmarks/results/$(TODAY)_wire_2_cores.json
+	@$(BIN)/shardiff plan --prove --output benchmarks/results/$(call OF_TODAY,plan_paced)
+	@$(BIN)/shardiff plan --prove --real --output benchmarks/results/$(call OF_TODAY,plan_real)
+	@$(BIN)/shardiff plan --prove --claims --output benchmarks/results/$(call OF_TODAY,plan_claims)
+	@$(BIN)/shardiff bench collectives --wire --max 1MiB --output benchmarks/results/$(call OF_TODAY,wire)
 	@$(BIN)/python -m benchmarks.plan.prove.page
 
 mutants: install

@@ -41,9 +41,7 @@ class Sublayer(nnx.Module):
     """The parameters of one layer, under their names, with a leading dim of stages in a pipeline."""
 
     gain: Any
-    of_normalized: Callable[
-        [Array, Constrain], Array
-    ]  # (the normalized input, constrain) -> what is added to the stream
+    of_normalized: Callable[[Array, Constrain], Array]  # of the normalized input: what is added to the stream
 
     def __init__(self, layer: Any, problem: Transformer, recompute: str = "none", fused: bool = False):
         self.problem, self.recompute, self.fused = problem, recompute, fused

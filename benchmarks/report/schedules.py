@@ -6,11 +6,10 @@ It stands between two comments. With the word `commands` behind it, it prints wh
 from __future__ import annotations
 
 import sys
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 from benchmarks.bubbles import picture
+from benchmarks.documents import kept
 from benchmarks.documents.bubbles import Bubbles, Row
 from benchmarks.documents.results_io import parse, read_file
 from benchmarks.documents.steps import Steps
@@ -21,8 +20,7 @@ from benchmarks.words import counted
 from shardiff.system.files import write
 from shardiff.system.words import size
 
-ROOT = Path(__file__).parents[2]
-RESULTS, PAGE, PICTURE = ROOT / "benchmarks" / "results", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "bubbles.png"
+PAGE, PICTURE = (kept.ROOT / "docs" / name for name in ("benchmarks.md", "bubbles.png"))
 BEGIN, END = "<!-- made by benchmarks.report.schedules -->", "<!-- until here -->"
 PEERS = ("gpipe", "1f1b", "interleaved", "zb_h1", "zb_v")  # schedules that torch.distributed.pipelining has too
 COMMANDS = {  # what measures each result, and the results' names
@@ -105,14 +103,9 @@ def peers(beside: dict[str, Steps]) -> Table:
     return Table(["schedule", *(f"{n} stages" for n in stages)], [False, *[True] * len(stages)], cells)
 
 
-def latest(name: str) -> Path | None:
-    """The newest file of a result."""
-    return next(iter(sorted(RESULTS.glob(f"*_{name}_2_cores.json"), reverse=True)), None)
-
-
 def result(name: str) -> Any:
     """The newest result of this name; None if there is none."""
-    file = latest(name)
+    file = kept.newest(name)
     return None if file is None else parse(*next(iter(read_file(file).items())))
 
 
@@ -124,10 +117,9 @@ def replaced(page: str) -> str:
     return f"{before}{BEGIN}\n{part(result('schedules_paced'), beside)}\n{END}{after}"
 
 
-def lines(day: date) -> list[str]:
-    """The commands that measure everything on a day, and then make the part."""
-    files = {name: f"benchmarks/results/{day}_{name}_2_cores.json" for name in COMMANDS}
-    measuring = [f".venv/bin/shardiff {line} --output {files[name]}" for name, line in COMMANDS.items()]
+def lines() -> list[str]:
+    """The commands that measure everything, and then make the part."""
+    measuring = [f".venv/bin/shardiff {line} --output {kept.of_today(name)}" for name, line in COMMANDS.items()]
     return [*measuring, ".venv/bin/python -m benchmarks.report.schedules"]
 
 
@@ -138,4 +130,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    print("\n".join(lines(date.today()))) if sys.argv[1:] == ["commands"] else main()
+    print("\n".join(lines())) if sys.argv[1:] == ["commands"] else main()

@@ -8,13 +8,12 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterator
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from benchmarks.bubbles import view as bubbles
+from benchmarks.documents import kept
 from benchmarks.documents.results_io import Section, parse, read_file
 from benchmarks.documents.steps import Ratio, Row, Steps
 from benchmarks.experts import view as experts
@@ -25,8 +24,7 @@ from benchmarks.steps import picture, view
 from benchmarks.steps.numbers import PEERS
 from shardiff.system.files import write
 
-ROOT = Path(__file__).parents[2]
-PAGE, PICTURE = ROOT / "docs" / "transformer_steps.md", ROOT / "docs" / "transformer_steps.png"
+PAGE, PICTURE = (kept.ROOT / "docs" / name for name in ("transformer_steps.md", "transformer_steps.png"))
 SIZES = "--model transformer --batch 4 --sequence 64 --width 512 --layers 4"
 COMMANDS = {  # what measures each result, and the results' names
     "steps": f"bench steps {SIZES} --implementation torch --implementation peer --iterations 12 --rounds 2 "
@@ -161,18 +159,19 @@ def lines(files: dict[str, str]) -> list[str]:
 
 def latest(name: str) -> str:
     """The newest file of a result, from the checkout's root."""
-    [*_, found] = sorted((ROOT / "benchmarks" / "results").glob(f"*_transformer_{name}_2_cores.json"))
-    return str(found.relative_to(ROOT))
+    if (found := kept.newest(f"transformer_{name}")) is None:
+        raise FileNotFoundError(f"no results of transformer_{name} in benchmarks/results")
+    return str(found.relative_to(kept.ROOT))
 
 
 def of_today() -> dict[str, str]:
     """The files of results that are measured today."""
-    return {name: f"benchmarks/results/{date.today()}_transformer_{name}_2_cores.json" for name in COMMANDS}
+    return {name: kept.of_today(f"transformer_{name}") for name in COMMANDS}
 
 
 def results() -> dict[str, Section]:
     """Name -> the result in its file."""
-    documents = {name: read_file(ROOT / latest(name)) for name in COMMANDS}
+    documents = {name: read_file(kept.ROOT / latest(name)) for name in COMMANDS}
     return {name: parse(*next(iter(each.items()))) for name, each in documents.items()}
 
 

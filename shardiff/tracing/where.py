@@ -45,15 +45,13 @@ def where() -> Where:
     while frame is not None:
         code = frame.f_code
         kind, text = kind_of(code.co_filename)
-        if kind == "none":
-            pass
-        elif kind in ("user", "library"):
+        if kind in ("user", "library"):
             if kind == "user" and source is None and not frame.f_globals.get("__tracebackhide__"):
                 line = f"{text}:{frame.f_lineno}"
                 source = f"{line} ({library})" if library else line
             elif kind == "library" and library is None and not frame.f_globals.get("__tracebackhide__"):
                 library = f"{text}:{frame.f_lineno}"
-        else:
+        elif kind != "none":
             if not source and not library:
                 found.functions.add(code.co_name)
             if first and kind == "torch":

@@ -8,24 +8,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from benchmarks.documents import kept
 from benchmarks.plan.prove import claims, rivals
 from benchmarks.plan.prove.summary import summary
 from benchmarks.words import binary_size, counted
 from shardiff.system import machine
 
-ROOT = Path(__file__).resolve().parents[3]
-PAGE, RESULTS = ROOT / "docs" / "plan.md", ROOT / "benchmarks" / "results"
+PAGE = kept.ROOT / "docs" / "plan.md"
 NEAR = 0.10  # of the predicted rate, for a crossover to be where it was predicted
 Document = dict[str, Any]
 
 
 def newest(kind: str) -> tuple[str, Document] | None:
     """The name and content of the newest results of a kind: plan_paced, plan_real, plan_claims or wire."""
-    found = sorted(RESULTS.glob(f"*_{kind}_2_cores.json"))
-    return (found[-1].name, json.loads(found[-1].read_text())) if found else None
+    found = kept.newest(kind)
+    return (found.name, json.loads(found.read_text())) if found else None
 
 
 def blocks() -> dict[str, list[str]]:

@@ -40,6 +40,11 @@ def language_model(mesh: Any) -> Any:
         return params, optimizer.init(params)
 
     params, state = shardiff.abstract(make, mesh, rules=RULES)
+    return train_step(model, optimizer), (params, state, tokens)
+
+
+def train_step(model: Any, optimizer: Any) -> Any:
+    """The step (params, state, tokens) -> (params, state, loss) that learns to predict the next token."""
 
     def step(params: Any, state: Any, tokens: Any) -> Any:
         def loss(params: Any) -> Any:
@@ -50,4 +55,4 @@ def language_model(mesh: Any) -> Any:
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    return jax.jit(step, donate_argnums=(0, 1)), (params, state, tokens)
+    return jax.jit(step, donate_argnums=(0, 1))

@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shardiff
+from shared_tests.tool.realprograms.flax_linen import train_step
 
 VOCABULARY, WIDTH, HIDDEN, HEADS, LAYERS, BATCH, TOKENS = 256, 64, 128, 4, 2, 16, 32
 RULES = (
@@ -91,14 +92,4 @@ def decoder(mesh: Any) -> Any:
         return params, optimizer.init(params)
 
     params, state = shardiff.abstract(make, mesh, rules=dict(RULES))
-
-    def step(params: Any, state: Any, tokens: Any) -> Any:
-        def loss(params: Any) -> Any:
-            logits = model.apply(params, tokens)[:, :-1]
-            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
-
-        value, grads = jax.value_and_grad(loss)(params)
-        updates, state = optimizer.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    return jax.jit(step, donate_argnums=(0, 1)), (params, state, tokens)
+    return train_step(model, optimizer), (params, state, tokens)
