@@ -23,10 +23,10 @@ changes nothing:
 
 In torch_impl these are functions that every rank runs on its shards. In jax_impl/shard_map they take no mesh, and the
 two cuts are PartitionSpecs, as data; `arranged(batch, n)` first puts the global batch in the order in which ranks have
-its parts, where that is not the usual one. In jax_impl/annotated a strategy is RULES, and ACTIVATIONS says that they
-hold for activations too (NAIVE: which ones in the naive spelling). `compose.py` of each framework makes one training
-step of several strategies. Innermost is who cuts nearest to the computation (`DEPTH` in contract.strategies); among
-equals, the inner axis of the mesh.
+its parts, where that is not the usual one. In jax_impl/annotated a strategy is RULES; ACTIVATIONS says that they hold
+for activations too (NAIVE: which ones in the naive spelling), and WHOLE that a matrix is whole over this axis where it
+is used. `compose.py` of each framework makes one training step of several strategies. Innermost is who cuts nearest to
+the computation (`DEPTH` in contract.strategies); among equals, the inner axis of the mesh.
 """
 
 from __future__ import annotations

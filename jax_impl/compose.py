@@ -160,11 +160,14 @@ def annotated(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> Array:
     strategies, rules = load(run), merged_rules(load(run))
     every = run.spelling == "best" and any(getattr(s, "ACTIVATIONS", False) for s in strategies)
     some = {dim for s in strategies for dim in getattr(s, "NAIVE", ())} if run.spelling == "naive" else set[str]()
+    whole = run.spelling == "best" and any(getattr(s, "WHOLE", False) for s in strategies)
+    in_use = merged_rules([s for s in strategies if not getattr(s, "WHOLE", False)])
 
-    def as_stated(x: Array, *dims: Any) -> Array:
-        spec = P(*(split_by(rules, names) for names in dims))
+    def as_stated(x: Array, *dims: Any, weight: str | None = None) -> Array:
+        spec = P(*(split_by(in_use if weight == "used" else rules, names) for names in dims))
         named = {name for names in dims for name in ((names,) if isinstance(names, str) else names or ())}
-        return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if every or some & named else x
+        stated = whole if weight else every or some & named
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if stated else x
 
     def layers_of(params: list[Any], x: Array) -> Array:
         return module(params, run)(x, as_stated)

@@ -7,6 +7,7 @@ down_out).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -26,19 +27,25 @@ LOGICAL_AXES += ("expert", "expert_up_in", "expert_up_out", "expert_down_in", "e
 
 KINDS = ("up", "down")  # of even and of odd layers
 STREAM = ("batch", ("product_sequence", "sequence"))  # the first dims of a transformer's residual stream
+Constrain = Callable[..., Array]  # (array, the names of its dims, weight=None) -> the same array
+
+
+def as_it_is(x: Array, *names: Any, weight: str | None = None) -> Array:
+    """States nothing. weight: of an activation None, of a weight whether it is "stored" so or "used"."""
+    return x
 
 
 class Linear(nnx.Module):
     """w[in, out] and b[out], with a leading dim of stages in a pipeline."""
 
     def __init__(self, layer: Layer, kind: str):
-        stage = ("stage",) if layer.w.ndim == 3 else ()
+        self.kind, stage = kind, ("stage",) if layer.w.ndim == 3 else ()
         self.w = nnx.Param(layer.w, out_sharding=(*stage, f"{kind}_in", f"{kind}_out"), eager_sharding=False)
         self.b = nnx.Param(layer.b, out_sharding=(*stage, f"{kind}_bias"), eager_sharding=False)
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, constrain: Constrain) -> Array:
         """Y[B, F] = X[B, D] @ W[D, F]."""
-        return product(x, self.w[...]) + self.b[...]
+        return product(x, self.w[...], constrain, (f"{self.kind}_in", f"{self.kind}_out")) + self.b[...]
 
 
 class MLP(nnx.Module):
@@ -47,32 +54,39 @@ class MLP(nnx.Module):
     def __init__(self, params: list[Layer]):
         self.layers = nnx.List([Linear(layer, KINDS[i % 2]) for i, layer in enumerate(params)])
 
-    def __call__(self, x: Array, constrain: Callable[..., Array] = lambda x, *names: x) -> Array:
-        """constrain: states how an activation is split, by the names of its dims."""
+    def __call__(self, x: Array, constrain: Constrain = as_it_is) -> Array:
+        """constrain: states how an array is split, by the names of its dims."""
         for i, layer in enumerate(self.layers):
-            x = constrain(gelu(layer(x)), "batch", f"{KINDS[i % 2]}_out")
+            x = constrain(gelu(layer(x, constrain)), "batch", f"{KINDS[i % 2]}_out")
         return x
 
 
-@jax.custom_vjp
-def product(x: Array, w: Array) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def product(x: Array, w: Array, constrain: Constrain = as_it_is, names: tuple[Any, ...] = ()) -> Array:
     """Y[..., F...] = X[..., D] @ W[D, F...], whose backward pass computes dW[D, F...] = X^T @ dY.
 
     JAX's own rule transposes dY^T @ X. Where samples are split, the partitioner puts the derived all_reduce between the
     two, and XLA then cannot fold the transpose into the product: on the CPU the sum is column-major, and the update
     that reads it beside row-major parameters takes ten times as long.
+
+    constrain, names: state how W is split in either pass, where it is stored in smaller parts. W is kept as it is
+    stored, and of its gradient nothing is stated: JAX's own rule would state that it is split as W is in use, so that
+    all of it would be reduced.
     """
-    return lax.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())))
+    return lax.dot_general(x, constrain(w, *names, weight="used"), (((x.ndim - 1,), (0,)), ((), ())))
 
 
-def _product(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
-    return product(x, w), (x, w)
+def _product(x: Array, w: Array, constrain: Constrain, names: tuple[Any, ...]) -> tuple[Array, tuple[Array, Array]]:
+    return product(x, w, constrain, names), (x, w)
 
 
-def _product_back(used: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    x, w = used
+def _product_back(
+    constrain: Constrain, names: tuple[Any, ...], kept: tuple[Array, Array], dy: Array
+) -> tuple[Array, Array]:
+    x, w = kept
+    w = constrain(w, *names, weight="stored")
     rows, features = tuple(range(x.ndim - 1)), tuple(range(x.ndim - 1, dy.ndim))
-    dx = lax.dot_general(dy, w, ((features, tuple(range(1, w.ndim))), ((), ())))
+    dx = lax.dot_general(dy, constrain(w, *names, weight="used"), ((features, tuple(range(1, w.ndim))), ((), ())))
     return dx, lax.dot_general(x, dy, ((rows, rows), ((), ())))
 
 

@@ -20,9 +20,8 @@ from contract.transformer import Experts as ExpertsLayer
 from contract.transformer import Mlp as MlpLayer
 from contract.transformer import Transformer
 from jax_impl.blocks import causal, norm, route
-from jax_impl.model import STREAM, gelu, product
+from jax_impl.model import STREAM, Constrain, as_it_is, gelu, product
 
-Constrain = Callable[..., Array]
 NAMES: dict[type, Any] = {
     AttentionLayer: AttentionLayer(
         ("gain",), ("qkv_in", "qkv_out"), ("qkv_in", "qkv_out"), ("qkv_in", "qkv_out"), ("o_in", "o_out")
@@ -80,15 +79,16 @@ class Attention(Sublayer):
         """q, k and v are one product or three, as the strategies want it."""
         weights = [w.reshape(len(w), self.problem.heads, -1) for w in (self.q[...], self.k[...], self.v[...])]
         if self.fused:
-            qkv: Any = jnp.moveaxis(product(h, jnp.stack(weights, 1)), 2, 0)
+            names = ("qkv_in", None, "qkv_out")
+            qkv: Any = jnp.moveaxis(product(h, jnp.stack(weights, 1), constrain, names), 2, 0)
         else:
-            qkv = [product(h, w) for w in weights]
+            qkv = [product(h, w, constrain, ("qkv_in", "qkv_out")) for w in weights]
         qkv = (constrain(a, "batch", "product_sequence", "heads") for a in qkv)
         q, k, v = (constrain(a, "batch", "attend_sequence", "attend_heads") for a in qkv)
         local = jax.checkpoint(causal) if self.recompute == "selective" else causal
         out = constrain(local(q, k, v), "batch", "attend_sequence", "attend_heads")
         out = constrain(out, "batch", "product_sequence", "heads")
-        return product(out.reshape(*out.shape[:2], -1), self.o[...])
+        return product(out.reshape(*out.shape[:2], -1), self.o[...], constrain, ("o_in", "o_out"))
 
 
 class Mlp(Sublayer):
@@ -96,8 +96,10 @@ class Mlp(Sublayer):
     down: Any
 
     def of_normalized(self, h: Array, constrain: Constrain) -> Array:
-        z = constrain(product(h, self.up[...]), "batch", "product_sequence", "up_out")
-        return product(constrain(gelu(z), "batch", "product_sequence", "up_out"), self.down[...])
+        z = product(h, self.up[...], constrain, ("up_in", "up_out"))
+        hidden = gelu(constrain(z, "batch", "product_sequence", "up_out"))
+        hidden = constrain(hidden, "batch", "product_sequence", "up_out")
+        return product(hidden, self.down[...], constrain, ("down_in", "down_out"))
 
 
 class Experts(Sublayer):
@@ -108,9 +110,8 @@ class Experts(Sublayer):
     def of_normalized(self, h: Array, constrain: Constrain) -> Array:
         """The einsums of GShard (Lepikhin et al., 2006.16668), stated before and after the tokens travel."""
         h = constrain(h, "batch", "product_sequence")
-        slots, gates = (
-            constrain(a, "batch", "product_sequence") for a in route(product(h, self.router[...]), self.problem)
-        )
+        logits: Any = product(h, self.router[...], constrain, ("router_in", "router_out"))
+        slots, gates = (constrain(a, "batch", "product_sequence") for a in route(logits, self.problem))
         given = constrain(jnp.einsum("bskec,bsd->ebcd", slots, h), None, "batch")
         given = constrain(given, "experts", "batch_of_experts")
         up = constrain(self.up[...], "experts", None, "expert_up_out")
@@ -135,8 +136,8 @@ class Model(nnx.Module):
     def __init__(self, params: list[Any], problem: Transformer, recompute: str = "none", fused: bool = False):
         self.layers = nnx.List([KINDS[type(layer)](layer, problem, recompute, fused) for layer in params])
 
-    def __call__(self, x: Array, constrain: Constrain = lambda x, *names: x) -> Array:
-        """constrain: states how an activation is split, by the names of its dims."""
+    def __call__(self, x: Array, constrain: Constrain = as_it_is) -> Array:
+        """constrain: states how an array is split, by the names of its dims."""
         for layer in self.layers:
             x = layer(x, constrain)
         return x
