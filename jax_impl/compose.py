@@ -166,7 +166,8 @@ def annotated(params: list[Any], batch: Batch, mesh: Mesh, run: Run) -> Array:
     def as_stated(x: Array, *dims: Any, weight: str | None = None) -> Array:
         spec = P(*(split_by(in_use if weight == "used" else rules, names) for names in dims))
         named = {name for names in dims for name in ((names,) if isinstance(names, str) else names or ())}
-        stated = whole if weight else every or some & named
+        # Where a matrix is kept whole, nothing comes between its two uses, and it is gathered for both at once.
+        stated = whole and (weight == "used" or run.gathered_again) if weight else every or some & named
         return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if stated else x
 
     def layers_of(params: list[Any], x: Array) -> Array:

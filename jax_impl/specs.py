@@ -163,7 +163,7 @@ def merged_rules(strategies: Strategies, of: str = "parameters") -> Rules:
             before = rules.get(logical, ())
             before = before if isinstance(before, tuple) else (before,)
             # Of samples, those of an inner axis are neighbours: only so can one all_to_all take them to experts.
-            both = (axis, *before) if logical == "batch" else (*before, axis)
+            both = (axis, *before) if logical.startswith("batch") else (*before, axis)
             rules[logical] = both if before else axis
     return rules
 

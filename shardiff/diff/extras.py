@@ -17,14 +17,14 @@ from shardiff.diff.atoms import (
 )
 from shardiff.diff.layouts import resharded, run_whole, tokens, ungated, weights
 from shardiff.diff.rings import around_again
-from shardiff.diff.ticks import explain, ticks
+from shardiff.diff.ticks import explain, pipeline, ticks
 
 REMATERIALIZED = ("rematted_computation", "checkpoint", "remat")
 
 
 def extras(found: Match) -> None:
     """Explain what is open where a rule does; the strictest first."""
-    around_again(found)
+    around_again(found, pipeline(found))
     for side in (0, 1):
         ticks(found, side)
     for side in (1, 0):

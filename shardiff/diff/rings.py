@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from fractions import Fraction
 from typing import Any
 
 from shardiff.diff.alignment import Match
@@ -64,30 +65,40 @@ def one_peer(found: Match, sense: Sense, side: int) -> None:
             found.pair(*(([one], [there]) if side == 0 else ([there], [one])), ["one_peer"])
 
 
-def around_again(found: Match) -> None:
+def around_again(found: Match, shape: tuple[int, int] | None) -> None:
     """What goes around rings of n ranks in the forward pass, and around again with its gradients in the backward pass.
 
     The data take n - 1 permutes, and their gradients n to come home with them. Who keeps the data sends the gradients
-    back alone, in n - 1 permutes: as much as in the forward pass.
+    back alone, in n - 1 permutes: as much as in the forward pass. shape: (ticks, microbatches) of a pipeline, which may
+    do so in every tick, also in those of the bubble.
     """
-    groups: dict[Any, list[Atom]] = defaultdict(list)
+    groups, onward = defaultdict[Any, list[Atom]](list), False  # whether anything goes from stage to stage
     for side in (0, 1):
         for atom in found.by_op[side].get("collective_permute", ()):
             if size := ring_size(atom.record.edges or ()):
                 links = frozenset(frozenset(edge) for edge in atom.record.edges or ())
                 groups[links, size, kind_of(atom.dtype)].append(atom)
+            else:
+                onward = True
     for (_, size, _), of_ring in groups.items():
         sums: dict[tuple[int, str], int] = defaultdict(int)
         for atom in of_ring:
             sums[atom.side, atom.record.phase] += atom.elements * atom.record.times
-        once = sums[0, "forward"]
-        again = once + once * size // (size - 1)
-        backward = sums[0, "backward"], sums[1, "backward"]
-        if once and once == sums[1, "forward"] and sorted(backward) == [once, again]:
-            rest = [atom for atom in of_ring if atom.left and atom.record.phase == "backward"]
+        once = [Fraction(sums[side, "forward"]) for side in (0, 1)]
+        if not all(once) or once[1] / once[0] not in ratios(shape if onward else None):
+            continue
+        backward = [sums[side, "backward"] / once[side] for side in (0, 1)]  # in times around
+        if sorted(backward) == [1, 1 + Fraction(size, size - 1)]:
+            bubble = {"bubble_ticks"} if once[0] != once[1] else set[str]()
+            rest = [atom for atom in of_ring if atom.left and (bubble or atom.record.phase == "backward")]
             types = {"dtype"} if len({atom.dtype for atom in rest}) > 1 else set[str]()
-            rules = types | {"kept" if backward[0] > backward[1] else "sent_again", "homeward"}
+            rules = types | bubble | {"kept" if backward[0] > backward[1] else "sent_again", "homeward"}
             found.link([(atom, atom.left) for atom in rest], rules, extra=True)
+
+
+def ratios(shape: tuple[int, int] | None) -> tuple[Fraction, ...]:
+    """How often one program may run what the other runs once, with or without the ticks of a pipeline's bubble."""
+    return (Fraction(1),) if shape is None else (Fraction(1), Fraction(*shape), 1 / Fraction(*shape))
 
 
 def ring_size(edges: Edges) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from shardiff.diff.alignment import Link, Match, Node, identical, match, one_to_one, other_ranks, regrouped, sums
 from shardiff.diff.atoms import Atom, Sense, rides_in_a_loop
 from shardiff.diff.extras import extras
+from shardiff.diff.gradients import tensor_by_tensor
 from shardiff.diff.layouts import early_sums, samples_gathered, weights
 from shardiff.diff.over_axes import sums_of_shards
 from shardiff.diff.rewrites import rewrites
@@ -81,6 +82,8 @@ def align(
     """
     found = match(left, right, axes)
     identical(found)
+    for side in (1, 0):
+        tensor_by_tensor(found, side)  # before sums of one size are taken for one another
     gradients_every_tick(found)
     for side in (1, 0):
         samples_gathered(found, side)

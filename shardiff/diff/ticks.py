@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from shardiff.diff.alignment import Match
 from shardiff.diff.atoms import Atom, kind_of, overlooked, rides_in_a_loop, same_ranks, same_work
+from shardiff.diff.rings import ring_size
 
 
 def explain(found: Match, extra: Atom, by: Atom, rule: str) -> None:
@@ -19,12 +21,14 @@ def explain(found: Match, extra: Atom, by: Atom, rule: str) -> None:
 def gradients_every_tick(found: Match) -> None:
     """Sums of gradients in the loop of a pipeline: each is needed once, and the other ticks repeat it.
 
-    For that, the other side must reduce nothing but gradients over these ranks, and in total as much as one tick does;
-    else an instruction in a loop may stand for as many calls as the loop has trips, one for each layer, say.
+    For that, the other side must reduce of gradients over these ranks in total as much as one tick does, beside what it
+    sums for every microbatch; else an instruction in a loop may stand for as many calls as the loop has trips, one for
+    each layer, say.
     """
     shape = pipeline(found)
     if shape is None:
         return
+    count, microbatches = shape
     for side in (0, 1):
         groups: dict[Any, tuple[list[Atom], list[Atom]]] = defaultdict(lambda: ([], []))
         for s in (0, 1):
@@ -33,17 +37,49 @@ def gradients_every_tick(found: Match) -> None:
                     if atom.record.phase == "backward" and atom.ranks is not None:
                         groups[atom.ranks, kind_of(atom.dtype)][s].append(atom)
         for sides in groups.values():
-            looped = [a for a in sides[side] if rides_in_a_loop(a.record) and a.left == shape[0]]
-            theirs = sides[1 - side]
+            theirs = apart([a for a in sides[1 - side] if a.moves == "gradient"], found, side)
+            beside = [a for a in sides[1 - side] if a.moves != "gradient"]
+            mine = without(sides[side], beside, microbatches)
+            looped = [a for a in mine or () if rides_in_a_loop(a.record) and a.left == count]
             needed = sum(a.elements * a.record.times for a in theirs)
-            once = sum(a.elements * (1 if a in looped else a.record.times) for a in sides[side])
-            if (
-                looped
-                and needed == once
-                and all(a.moves == "gradient" and not rides_in_a_loop(a.record) for a in theirs)
-            ):
+            once = sum(a.elements * (1 if a in looped else a.record.times) for a in mine or ())
+            if looped and needed == once and not any(rides_in_a_loop(a.record) for a in theirs):
                 for atom in looped:
                     found.link([(atom, atom.left - 1)], ["reduced_every_tick"], extra=True)
+                if beside:  # which may be as large as a gradient, and is not to be taken for one
+                    found.link([(a, a.left) for a in (*theirs, *(mine or ()))], ["reduced_every_tick"])
+
+
+def apart(theirs: Sequence[Atom], found: Match, side: int) -> list[Atom]:
+    """The sums but for those which `side` takes in a loop over more ranks at once, together with another axis."""
+    of = theirs[0].ranks if theirs else None
+    joined = Counter(
+        a.elements
+        for a in found.by_op[side].get("all_reduce", ())
+        if a.record.phase == "backward" and rides_in_a_loop(a.record) and a.ranks not in (None, of) and of
+        if all(any(inside <= group for group in a.ranks) for inside in of)
+    )
+    alone = []
+    for atom in theirs:
+        if joined[atom.elements]:
+            joined[atom.elements] -= 1
+        else:
+            alone.append(atom)
+    return alone
+
+
+def without(of: Sequence[Atom], beside: Sequence[Atom], microbatches: int) -> list[Atom] | None:
+    """The atoms but for one in the loop for each sum that the other side takes for every microbatch; None if it lacks.
+
+    Of several of one size, those of most dims: a gradient has no dims for samples.
+    """
+    rest = sorted(of, key=lambda atom: -len(atom.shape or ()))
+    for elements, times in Counter(a.elements for a in beside for _ in range(a.record.times)).items():
+        alike = [a for a in rest if a.elements == elements and rides_in_a_loop(a.record)]
+        if times % microbatches or len(alike) < times // microbatches:
+            return None
+        rest = [a for a in rest if a not in alike[: times // microbatches]]
+    return rest
 
 
 def ticks(found: Match, side: int) -> None:
@@ -89,7 +125,9 @@ def pipeline(found: Match) -> tuple[int, int] | None:
         for atom in found.sides[side]:
             if atom.op == "collective_permute":
                 phases[atom.record.phase].append(atom)
-        for permutes in phases.values():
+        for every in phases.values():
+            onward = [atom for atom in every if not ring_size(atom.record.edges or ())]
+            permutes = onward or every  # what goes around a ring inside a stage is not passed on to the next
             num_stages = max(len(stages(atom)) for atom in permutes)
             looped = [atom.record.times for atom in permutes if rides_in_a_loop(atom.record)]
             count = max(looped) if looped else sum(atom.record.times for atom in permutes) + 1

@@ -54,13 +54,12 @@ GOLDEN = {
     ("pipeline_parallel", "v5e:2x4"): {(): 1, TICKS: 1, TICKS_BF16: 1},
 }
 WIRE = {  # of a rank in one step, by shared answers that were checked by hand
-    ("fully_sharded", False): {"cpu:8": 44_083_207, "h100:8": 29_388_807, "v5e:2x4": 25_733_127},
+    ("fully_sharded", False): {"cpu:8": 44_083_207, "h100:8": 29_388_807, "v5e:2x4": 22_063_111},
     ("zero1", None): {"cpu:8": 44_083_207, "h100:8": 29_388_807, "v5e:2x4": 29_403_143},
     ("zero2", None): {"cpu:8": 44_083_207, "h100:8": 29_388_807, "v5e:2x4": 29_403_143},
 }
 if jax.__version_info__ >= (0, 11):  # their TPU compiler keeps one of the gathered arrays more
     GOLDEN["tensor_parallel", "v5e:2x4"] = {(): 4, ("dtype", "gathered_again"): 1, ("dtype",): 2}
-    WIRE["fully_sharded", False]["v5e:2x4"] -= 1024 * 1024 * 2 * 7 // 8
 NAIVE = {"cpu:8": 47_867_911, "h100:8": 33_173_511, "v5e:2x4": 24_471_559}
 
 

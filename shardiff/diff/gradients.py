@@ -1,0 +1,174 @@
+"""Gradients that are summed over several axes of a mesh, followed tensor by tensor through a compiled program.
+
+Each tensor is summed once over each axis. A compiler chooses for every tensor where its shard is cut out on the way,
+and which axes it sums over at once, so that sums of one size may be of whole tensors and of shards of others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from shardiff.diff.alignment import Match
+from shardiff.diff.atoms import UNIT, Atom, is_product, kind_of
+from shardiff.diff.ticks import pipeline
+
+Axis = tuple[Any, int]  # who takes part, and how many
+Axes = frozenset[Axis]
+MOST_AXES = 4  # of which all subsets are tried
+
+
+@dataclass
+class Chain:
+    """The sums of one tensor: over the axis that scatters it, perhaps with others, and over the rest of them.
+
+    axes: of each of the sums, the first of which is of the whole tensor.
+    """
+
+    sums: list[Atom]
+    axes: list[Axes]
+
+    def sent(self, axis: Axis) -> int:
+        """Elements of the tensor, or of its shard, that are summed over an axis."""
+        return sum(atom.elements for atom, over in zip(self.sums, self.axes, strict=True) if axis in over)
+
+
+def tensor_by_tensor(found: Match, side: int) -> None:
+    """Sums of gradients of the other side, for which `side`, a compiled program, has a chain of sums of each tensor.
+
+    Over every axis, as much must be summed on both sides, tensors counted whole. On the other side, all tensors are
+    summed over an axis whole, or all as shards of the axis that scatters them. In a pipeline's loop a chain may be in
+    every tick.
+    """
+    named = [atom for atom in sums(found, 1 - side) if atom.moves == "gradient"]
+    written: dict[Axis, list[Atom]] = defaultdict(list)
+    for atom in named:
+        written[atom.ranks, atom.record.group_size or 0].append(atom)
+    if not 1 < len(written) <= MOST_AXES or any(atom.record.times != 1 for atom in named):
+        return
+    ticks, _ = pipeline(found) or (1, 1)
+    over = axes_of(found, side, list(written), (1, ticks))
+    for inner in sorted(written, key=lambda axis: all(atom.op != "reduce_scatter" for atom in written[axis])):
+        chains = list(chains_of(over, frozenset(written), inner))
+        if not chains or not all(kind_of(a.dtype) == kind_of(named[0].dtype) for chain in chains for a in chain.sums):
+            continue
+        if rules := same_tensors(chains, written, inner, side):
+            used = [*named, *(atom for chain in chains for atom in chain.sums)]
+            if len({atom.dtype for atom in used}) > 1:
+                rules.add("dtype")
+            if any(atom.record.times > 1 for atom in used):
+                rules.add("reduced_every_tick")
+            found.link([(atom, atom.left) for atom in used], rules)
+            return
+
+
+def sums(found: Match, side: int) -> Iterator[Atom]:
+    """Sums of the backward pass that may be of gradients and have no counterpart yet."""
+    for op in ("reduce_scatter", "all_reduce"):
+        for atom in found.open(side, op):
+            summed = atom.reduction in (None, "sum") and not atom.gathers and atom.moves in (None, "gradient")
+            if summed and atom.record.phase == "backward" and atom.elements > UNIT and atom.ranks is not None:
+                yield atom
+
+
+def axes_of(found: Match, side: int, axes: Sequence[Axis], times: Sequence[int]) -> Mapping[Axes, list[Atom]]:
+    """The sums of a side that run so often, by the axes over which they are, alone or together."""
+    subsets = [frozenset(some) for count in range(1, len(axes) + 1) for some in combinations(axes, count)]
+    over: dict[Axes, list[Atom]] = defaultdict(list)
+    known: dict[Axis, Axes | None] = {}
+    for atom in sums(found, side):
+        among = atom.ranks, atom.record.group_size or 0
+        if among not in known:
+            known[among] = next((some for some in subsets if is_over(among, list(some))), None)
+        if (some := known[among]) is not None and atom.left == atom.record.times in times:
+            over[some].append(atom)
+    return over
+
+
+def is_over(among: Axis, axes: Sequence[Axis]) -> bool:
+    """Whether ranks are those of one axis, or of the product of several."""
+    if len(axes) == 1:
+        return among == axes[0]
+    return is_product(among[0], [ranks for ranks, _ in axes], [among[1], *(size for _, size in axes)])
+
+
+def chains_of(over: Mapping[Axes, list[Atom]], axes: Axes, inner: Axis) -> Iterator[Chain]:
+    """A chain for each tensor that is summed over the inner axis; the largest first.
+
+    Of sums of two sizes that fit, the larger is taken, which no smaller tensor can use. So what is left for the others
+    does not depend on the order among tensors of one size.
+    """
+    pool: dict[tuple[Axes, int], list[Atom]] = defaultdict(list)
+    for some, atoms in over.items():
+        for atom in atoms if inner not in some else ():
+            pool[some, atom.elements].append(atom)
+    bases = [(atom, some) for some, atoms in over.items() if inner in some for atom in atoms]
+    for base, some in sorted(bases, key=lambda one: -one[0].elements):
+        rest = sorted(axes - some, key=lambda axis: (axis[1], str(axis[0])))
+        wanted = [frozenset(part) for count in range(len(rest), -1, -1) for part in combinations(rest, count)]
+        for part in wanted:  # over all other axes, or over as many as there are sums for
+            if (more := completed(base, part, pool, inner[1])) is not None:
+                yield Chain([base, *(atom for atom, _ in more)], [some, *(over_these for _, over_these in more)])
+                break
+
+
+def completed(
+    base: Atom, rest: Axes, pool: Mapping[tuple[Axes, int], list[Atom]], size: int
+) -> list[tuple[Atom, Axes]] | None:
+    """Sums over the rest of the axes, of the whole tensor or of its shard, taken out of the pool; None if one lacks."""
+    if not rest:
+        return []
+    first, *others = sorted(rest, key=lambda axis: (axis[1], str(axis[0])))
+    for count in range(len(others), -1, -1):
+        for more in combinations(others, count):
+            some = frozenset((first, *more))
+            for parts in (1, size):
+                here = pool.get((some, base.elements // parts), []) if base.elements % (parts * UNIT) == 0 else []
+                if (atom := next((a for a in here if fits(base, a, parts)), None)) is None:
+                    continue
+                here.remove(atom)
+                if (after := completed(base, rest - some, pool, size)) is not None:
+                    return [(atom, some), *after]
+                here.append(atom)
+    return None
+
+
+def fits(base: Atom, atom: Atom, parts: int) -> bool:
+    """Whether this can be the same tensor, or one of so many parts of it along a dim, by the shapes that are known."""
+    if base.shape is None or atom.shape is None:
+        return True
+    if len(base.shape) != len(atom.shape):
+        return False
+    differ = [(whole, part) for whole, part in zip(base.shape, atom.shape, strict=True) if whole != part]
+    return not differ if parts == 1 else len(differ) == 1 and differ[0][0] == differ[0][1] * parts
+
+
+def same_tensors(chains: Iterable[Chain], written: Mapping[Axis, list[Atom]], inner: Axis, side: int) -> set[str]:
+    """The rules under which chains sum up what is written; none if they do not, or if other rules are enough."""
+    chains, rules, outer = list(chains), set[str](), set[str]()
+    for axis, atoms in written.items():
+        mine = [chain for chain in chains if chain.sent(axis)]
+        whole, there = sum(chain.sums[0].elements for chain in mine), sum(atom.elements for atom in atoms)
+        if axis == inner:
+            if whole != there:
+                return set()
+            continue
+        if whole not in (there, there * inner[1]):
+            return set()
+        here = sum(chain.sent(axis) for chain in mine)
+        if here != there:
+            more_on_the_right = (here > there) == (side == 1)
+            outer.add("reduced_before_scattered" if more_on_the_right else "scattered_before_reduced")
+    sides = [
+        {atom.op for chain in chains for atom in chain.sums[:1]},
+        {atom.op for atom in written[inner]},
+    ]
+    left, right = sides if side == 0 else sides[::-1]
+    if left != right and outer:
+        rules.add("unfused_reduce_scatter" if "reduce_scatter" in left else "fused_reduce_scatter")
+    if any(len(axes) > 1 for chain in chains for axes in chain.axes):
+        rules.add("joined_axes")
+    return rules | outer if outer else set()
