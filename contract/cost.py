@@ -62,6 +62,7 @@ def _sent(run: Run, axis: Axis, group: tuple[int, ...]) -> Iterator[Sent]:
 
 def _record(run: Run, axis: Axis, group: tuple[int, ...], sent: Sent) -> Record:
     dtype, named = sent.dtype or run.problem.dtype, OF_PARAMETERS.fullmatch(sent.detail)
+    moves = ("gradient" if named[1] else "parameter") if named else None if sent.detail == "loss" else "activation"
     return record(
         sent.op,
         dtype,
@@ -72,7 +73,7 @@ def _record(run: Run, axis: Axis, group: tuple[int, ...], sent: Sent) -> Record:
         edges=tuple((group[a], group[b]) for a, b in sent.edges) or None,
         phase=sent.phase,
         detail=sent.detail,
-        moves=("gradient" if named[1] else "parameter") if named else None,
+        moves=moves,
         executions=Executions(sent.times, sent.times),
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
-from shardiff.diff.alignment import Match
+from shardiff.diff.alignment import Match, Node
 from shardiff.diff.atoms import (
     UNIT,
     Atom,
@@ -42,6 +43,12 @@ def alike(a: Atom, b: Atom) -> bool:
     return a is not b and a.op == b.op and amounts and same_work(a, b) and same_ranks(a, b)
 
 
+def one_thing(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+    """Whether two arrays can be the same, by what is known: what they are, and their shapes; one may be reshaped."""
+    (moves, shape), (others, other) = a, b
+    return agree(moves, others) and (agree(shape, other) or len(shape) != len(other))
+
+
 def by_amount(of: Iterable[Atom]) -> dict[tuple[str, int], list[Atom]]:
     """Atoms by their op and their elements."""
     found: dict[tuple[str, int], list[Atom]] = defaultdict(list)
@@ -66,13 +73,37 @@ def is_recomputed(extra: Atom, twin: Atom) -> bool:
     return same_line and extra.record.computation is None  # a derivative has the source of what it is derived from
 
 
+def things(found: Match) -> dict[int, tuple[Any, Any]]:
+    """What each atom moves, and its shape, by its identity: as it says, or as its counterparts say with one voice."""
+    at: dict[Node, list[Atom]] = defaultdict(list)
+    for side in found.sides:
+        for atom in side:
+            at[atom.side, atom.index].append(atom)
+    told: dict[Node, list[Atom]] = defaultdict(list)
+    for link in found.links:
+        for node in link.nodes:
+            told[node] += [atom for other in link.nodes if other[0] != node[0] for atom in at[other]]
+
+    def voice(said: set[Any]) -> Any:
+        return next(iter(said)) if len(said) == 1 else None
+
+    voices = {node: (voice({a.moves for a in there}), voice({a.shape for a in there})) for node, there in told.items()}
+    known: dict[int, tuple[Any, Any]] = {}
+    for node, atoms in at.items():
+        moves, shape = voices.get(node, (None, None))
+        known |= {id(a): (a.moves or moves, shape if a.shape is None else a.shape) for a in atoms}
+    return known
+
+
 def repeated(found: Match, side: int, rule: str, fits: Callable[[Atom, Atom], bool]) -> None:
     """What one side sends a second time, and the other keeps. The twins, which are sent once, take turns."""
     turns: dict[int, int] = {}
     matched = by_amount(atom for atom in (*found.sides[1 - side], *found.sides[side]) if atom.matched)
+    known = things(found)
     for extra in found.open(side):
         there = matched.get((extra.op, extra.elements), ())
         twins = [twin for twin in there if fits(extra, twin) and alike(extra, twin)]
+        twins = [twin for twin in twins if one_thing(known[id(extra)], known[id(twin)])]
         if twins:
             twin = min(twins, key=lambda twin: turns.get(id(twin), 0))
             turns[id(twin)] = turns.get(id(twin), 0) + 1

@@ -41,7 +41,7 @@ def tensor_by_tensor(found: Match, side: int) -> None:
 
     Over every axis, as much must be summed on both sides, tensors counted whole. On the other side, all tensors are
     summed over an axis whole, or all as shards of the axis that scatters them. In a pipeline's loop a chain may be in
-    every tick.
+    every tick. Where other rules are enough, it is only noted of which sums are of gradients.
     """
     named = [atom for atom in sums(found, 1 - side) if atom.moves == "gradient"]
     written: dict[Axis, list[Atom]] = defaultdict(list)
@@ -55,14 +55,19 @@ def tensor_by_tensor(found: Match, side: int) -> None:
         chains = list(chains_of(over, frozenset(written), inner))
         if not chains or not all(kind_of(a.dtype) == kind_of(named[0].dtype) for chain in chains for a in chain.sums):
             continue
-        if rules := same_tensors(chains, written, inner, side):
+        if (rules := same_tensors(chains, written, inner, side)) is None:
+            continue
+        gradients = {id(atom) for chain in chains for atom in chain.sums}
+        for atom in (atom for atoms in over.values() for atom in atoms):
+            atom.moves = "gradient" if id(atom) in gradients else "activation"
+        if rules:
             used = [*named, *(atom for chain in chains for atom in chain.sums)]
             if len({atom.dtype for atom in used}) > 1:
                 rules.add("dtype")
             if any(atom.record.times > 1 for atom in used):
                 rules.add("reduced_every_tick")
             found.link([(atom, atom.left) for atom in used], rules)
-            return
+        return
 
 
 def sums(found: Match, side: int) -> Iterator[Atom]:
@@ -146,18 +151,20 @@ def fits(base: Atom, atom: Atom, parts: int) -> bool:
     return not differ if parts == 1 else len(differ) == 1 and differ[0][0] == differ[0][1] * parts
 
 
-def same_tensors(chains: Iterable[Chain], written: Mapping[Axis, list[Atom]], inner: Axis, side: int) -> set[str]:
-    """The rules under which chains sum up what is written; none if they do not, or if other rules are enough."""
+def same_tensors(
+    chains: Iterable[Chain], written: Mapping[Axis, list[Atom]], inner: Axis, side: int
+) -> set[str] | None:
+    """The rules under which chains sum up what is written, empty if other rules are enough; None if they do not."""
     chains, rules, outer = list(chains), set[str](), set[str]()
     for axis, atoms in written.items():
         mine = [chain for chain in chains if chain.sent(axis)]
         whole, there = sum(chain.sums[0].elements for chain in mine), sum(atom.elements for atom in atoms)
         if axis == inner:
             if whole != there:
-                return set()
+                return None
             continue
         if whole not in (there, there * inner[1]):
-            return set()
+            return None
         here = sum(chain.sent(axis) for chain in mine)
         if here != there:
             more_on_the_right = (here > there) == (side == 1)
@@ -167,8 +174,9 @@ def same_tensors(chains: Iterable[Chain], written: Mapping[Axis, list[Atom]], in
         {atom.op for atom in written[inner]},
     ]
     left, right = sides if side == 0 else sides[::-1]
-    if left != right and outer:
+    if left != right:
         rules.add("unfused_reduce_scatter" if "reduce_scatter" in left else "fused_reduce_scatter")
     if any(len(axes) > 1 for chain in chains for axes in chain.axes):
         rules.add("joined_axes")
-    return rules | outer if outer else set()
+    looped = any(atom.record.times > 1 for chain in chains for atom in chain.sums)
+    return rules | outer if outer or (looped and "joined_axes" in rules) else set()

@@ -20,7 +20,7 @@ from shardiff.diff.layouts import early_sums, samples_gathered, weights
 from shardiff.diff.over_axes import sums_of_shards
 from shardiff.diff.rewrites import rewrites
 from shardiff.diff.rules import WHY, sentence
-from shardiff.diff.ticks import gradients_every_tick
+from shardiff.diff.ticks import gradients_every_tick, parameters_every_tick
 from shardiff.record import Executions, Record, step_bytes
 
 UNEXPLAINED = frozenset(("other_ranks",))  # rules that say what is different, not that it is equal
@@ -85,6 +85,7 @@ def align(
     for side in (1, 0):
         tensor_by_tensor(found, side)  # before sums of one size are taken for one another
     gradients_every_tick(found)
+    parameters_every_tick(found)
     for side in (1, 0):
         samples_gathered(found, side)
     for phase in ("forward", "backward"):

@@ -57,6 +57,7 @@ WHY = {
     "nobody uses",
     "reduced_every_tick": "what each tick of a pipeline adds to a sum is reduced over the ranks, instead of the whole "
     "sum once after the last tick",
+    "gathered_every_tick": "parameters are gathered in each tick of a pipeline, instead of once for all microbatches",
     "global_value": "a single number, such as the loss: in a program that is written for all devices at once it is "
     "that of the whole batch, which is summed over the ranks; where each rank runs its own program, each has its own",
     "other_ranks": "the same collective among other ranks, which is another program unless one mesh maps to the other",

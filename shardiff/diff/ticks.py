@@ -8,6 +8,7 @@ from typing import Any
 
 from shardiff.diff.alignment import Match
 from shardiff.diff.atoms import Atom, kind_of, overlooked, rides_in_a_loop, same_ranks, same_work
+from shardiff.diff.rewrites import products
 from shardiff.diff.rings import ring_size
 
 
@@ -48,6 +49,30 @@ def gradients_every_tick(found: Match) -> None:
                     found.link([(atom, atom.left - 1)], ["reduced_every_tick"], extra=True)
                 if beside:  # which may be as large as a gradient, and is not to be taken for one
                     found.link([(a, a.left) for a in (*theirs, *(mine or ()))], ["reduced_every_tick"])
+
+
+def parameters_every_tick(found: Match) -> None:
+    """Gathers of parameters in the loop of a pipeline, together with those before it, if both sides gather as much.
+
+    The other side must gather nothing but parameters over these ranks in the forward pass, each once.
+    """
+    shape = pipeline(found)
+    for side in (0, 1) if shape else ():
+        groups: dict[Any, tuple[list[Atom], list[Atom]]] = defaultdict(lambda: ([], []))
+        for s in (0, 1):
+            for atom in found.open(s, "all_gather"):
+                if atom.record.phase == "forward" and atom.ranks is not None:
+                    groups[atom.ranks, kind_of(atom.dtype)][s].append(atom)
+        for sides in groups.values():
+            mine, theirs = sides[side], sides[1 - side]
+            looped = [a for a in mine if rides_in_a_loop(a.record)]
+            once = all(a.left == (shape[0] if a in looped else 1) for a in mine) if shape else False
+            needed = sum(a.elements for a in theirs)
+            if not looped or not once or needed != sum(a.elements for a in mine):
+                continue
+            if all(a.moves == "parameter" and a.left == 1 for a in theirs):
+                types = {"dtype"} if len({a.dtype for a in (*mine, *theirs)}) > 1 else set[str]()
+                found.link([(a, a.left) for a in (*mine, *theirs)], types | {"gathered_every_tick"})
 
 
 def apart(theirs: Sequence[Atom], found: Match, side: int) -> list[Atom]:
@@ -102,17 +127,20 @@ def ticks(found: Match, side: int) -> None:
         if run * microbatches <= needed * count:
             rule = "bubble_ticks"
         elif run == needed * count and all(rides_in_a_loop(a.record) for a in group):
-            rule = "reduced_every_tick"
+            rule = "gathered_every_tick" if group[0].op == "all_gather" else "reduced_every_tick"
         else:
             continue
         for extra in left:
             explain(found, extra, extra if extra.matched else matched[0], rule)
     for extra in found.open(side, "all_reduce"):  # the shares of all ticks in one call
-        for whole in found.open(1 - side, "all_reduce"):
-            same = kind_of(extra.dtype) == kind_of(whole.dtype) and same_work(extra, whole) and same_ranks(extra, whole)
-            if same and extra.left and extra.elements == whole.elements * count and extra.record.computation:
-                left, right = (whole, extra) if side else (extra, whole)
-                found.pair([left], [right], ["reduced_every_tick"])
+        parts = [a for a in found.open(1 - side, "all_reduce") if kind_of(a.dtype) == kind_of(extra.dtype)]
+        parts = [a for a in parts if same_work(extra, a) and extra.elements == a.elements * count]
+        whole = next(([a] for a in parts if same_ranks(extra, a)), None)
+        by_axis = {(a.ranks, a.record.group_size): a for a in reversed(parts)}
+        several = whole or next(products(extra, list(by_axis.values())), None)
+        if several and extra.record.computation:
+            rules = ["reduced_every_tick"] if whole else ["reduced_every_tick", "joined_axes"]
+            found.pair(*((several, [extra]) if side else ([extra], several)), rules)
 
 
 def pipeline(found: Match) -> tuple[int, int] | None:

@@ -94,6 +94,36 @@ def test_tensors_are_followed_through_every_tick_of_a_pipeline():
     )  # of another loop; the ring is one
 
 
+def test_parameters_may_be_gathered_in_every_tick_but_for_those_whose_gather_was_moved_out():
+    """As written from flat buffers; in the loop 32 and 16 of them, before it 80, and again in the backward pass 32."""
+    ring = permute(8, PP, times=6)
+    written = [replace(over("all_gather", size, FSDP, "forward"), moves="parameter") for size in (96, 32)]
+    ticks = [looped(derived(over("all_gather", size, FSDP, "forward")), 6) for size in (32, 16)]
+    ticks += [derived(over("all_gather", 80, FSDP, "forward")), looped(derived(over("all_gather", 32, FSDP)), 6)]
+    (row,) = [row for row in align(written, [ring, *ticks]) if row.left]
+    assert row.rules == ("split", "loop", "gathered_again", "gathered_every_tick")
+    assert row.bytes["right"] == sum(one.wire_bytes * one.times for one in ticks)
+    assert unexplained(align(written[:1], [ring, *ticks])) > 1  # the ring is one
+    assert unexplained(align(written, [ring, ticks[0], *ticks])) > 1
+
+
+def test_what_is_kept_is_what_would_be_gathered_again():
+    """Not an activation for a parameter of its size, which nobody gathers then; nor an array of another shape."""
+    activation, parameter = (
+        replace(over("all_gather", 64, CP, "forward"), moves=m) for m in ("activation", "parameter")
+    )
+    again, once = replace(parameter, phase="backward"), derived(over("all_gather", 64, CP, "forward"))
+    (row,) = align([parameter, again], [once])
+    assert row.rules == ("kept",)
+    assert unexplained(align([activation, again], [once])) == 1
+    assert unexplained(align([once], [activation, again])) == 1
+    shaped = [
+        replace(derived(over("all_gather", 64, CP, "backward")), shape=shape) for shape in ((4, 4), (2, 8), (16,))
+    ]
+    found = [align([once], [replace(once, shape=(4, 4)), one]) for one in shaped]
+    assert [unexplained(rows) for rows in found] == [0, 1, 0]  # a vector may be a matrix, reshaped
+
+
 def test_what_is_summed_for_every_microbatch_is_told_from_gradients_of_its_size():
     """4 stages, 3 microbatches, 6 ticks; an activation of 32 elements is reduce_scattered for each microbatch."""
     ring = permute(8, PP, times=6)

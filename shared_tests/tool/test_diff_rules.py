@@ -255,6 +255,7 @@ def test_a_rewrite_is_found_under_its_rule(name):
 def test_every_rule_has_an_example():
     explained = {rule for rules, _, _ in EXPLAINED.values() for rule in rules}
     elsewhere = {"resharded", "reduced_every_tick", "other_ranks"}  # test_diff_lookalikes.py
+    elsewhere |= {"gathered_every_tick"}  # test_diff_gradients.py
     elsewhere |= {"homeward", "sent_again", "summed_early", "run_whole"}  # test_diff_partitioner.py
     elsewhere |= {"samples_gathered"}  # test_diff_layouts.py
     assert explained | elsewhere == set(WHY) and not explained & elsewhere
