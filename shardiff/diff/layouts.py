@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import product
+from itertools import islice, product
 
 from shardiff.diff.alignment import Match
 from shardiff.diff.atoms import (
@@ -15,9 +15,11 @@ from shardiff.diff.atoms import (
     kind_of,
     operation,
     overlooked,
+    rides_in_a_loop,
     same_ranks,
     same_work,
 )
+from shardiff.diff.ticks import pipeline
 
 WHOLE = ("top_k", "approx_top_k", "sort")  # operations that some partitioners do not split
 
@@ -201,8 +203,13 @@ def early_sums(found: Match, phase: str) -> None:
 
     What comes between is linear, so the sum may be taken before it or after it. Those of one size are the counterparts
     of each other, and those in one call, which do not wait for one another, are of one. Of the others this side must
-    have as many as the other has, at least.
+    have as many as the other has, at least. In the loop of a pipeline one stands for as many as there are microbatches.
     """
+    ticks, microbatches = pipeline(found) or (1, 1)
+
+    def calls(atom: Atom) -> int:
+        return microbatches if rides_in_a_loop(atom.record) and atom.left == ticks else 1
+
     for side in (0, 1):
         open_sums = [
             [
@@ -218,7 +225,8 @@ def early_sums(found: Match, phase: str) -> None:
             one = next(a for a in products if a.ranks == ranks)
             here, there = ([a for a in each if same_ranks(a, one) and same_work(a, one)] for each in open_sums)
             sizes = Counter(b.elements for b in there)
-            equal = Counter(elements for elements, _ in {(a.elements, a.index) for a in here}) & sizes
+            once = {(a.elements, a.index): calls(a) for a in here}
+            equal = Counter(elements for (elements, _), count in once.items() for _ in range(count)) & sizes
             mine = [a for a in products if a in here and not sizes[a.elements]]
             theirs = []
             for b in there:
@@ -226,9 +234,13 @@ def early_sums(found: Match, phase: str) -> None:
                     equal[b.elements] -= 1
                 elif kind_of(b.dtype) == kind_of(one.dtype):
                     theirs.append(b)
-            if 0 < len(theirs) <= len(mine) and all(a.elements > b.elements for a in mine for b in theirs):
-                for a, b in zip(mine, theirs, strict=False):
-                    found.pair(*(([a], [b]) if side == 0 else ([b], [a])), ["summed_early"])
+            enough = 0 < len(theirs) <= sum(map(calls, mine))
+            if enough and all(a.elements > b.elements for a in mine for b in theirs):
+                rest = iter(theirs)
+                for a in mine:
+                    if some := list(islice(rest, calls(a))):
+                        bubble = ["bubble_ticks"] if calls(a) > 1 else []
+                        found.link([(a, a.left if bubble else 1), *((b, 1) for b in some)], ["summed_early", *bubble])
 
 
 def of_product(atom: Atom) -> bool:
