@@ -50,7 +50,10 @@ def tensor_by_tensor(found: Match, side: int) -> None:
     if not 1 < len(written) <= MOST_AXES or any(atom.record.times != 1 for atom in named):
         return
     ticks, _ = pipeline(found) or (1, 1)
-    over = axes_of(found, side, list(written), (1, ticks))
+    # Who sums over an axis what is larger than anything written over it, whole or as a shard, sums no gradient.
+    factor = max(size for _, size in written)
+    most = {axis: factor * max(atom.elements for atom in atoms) for axis, atoms in written.items()}
+    over = axes_of(found, side, most, (1, ticks))
     for inner in sorted(written, key=lambda axis: all(atom.op != "reduce_scatter" for atom in written[axis])):
         chains = list(chains_of(over, frozenset(written), inner))
         if not chains or not all(kind_of(a.dtype) == kind_of(named[0].dtype) for chain in chains for a in chain.sums):
@@ -79,16 +82,20 @@ def sums(found: Match, side: int) -> Iterator[Atom]:
                 yield atom
 
 
-def axes_of(found: Match, side: int, axes: Sequence[Axis], times: Sequence[int]) -> Mapping[Axes, list[Atom]]:
-    """The sums of a side that run so often, by the axes over which they are, alone or together."""
-    subsets = [frozenset(some) for count in range(1, len(axes) + 1) for some in combinations(axes, count)]
+def axes_of(found: Match, side: int, most: Mapping[Axis, int], times: Sequence[int]) -> Mapping[Axes, list[Atom]]:
+    """The sums of a side that run so often, by the axes over which they are, alone or together.
+
+    most: elements of the largest that there may be over each axis.
+    """
+    subsets = [frozenset(some) for count in range(1, len(most) + 1) for some in combinations(most, count)]
     over: dict[Axes, list[Atom]] = defaultdict(list)
     known: dict[Axis, Axes | None] = {}
     for atom in sums(found, side):
         among = atom.ranks, atom.record.group_size or 0
         if among not in known:
             known[among] = next((some for some in subsets if is_over(among, list(some))), None)
-        if (some := known[among]) is not None and atom.left == atom.record.times in times:
+        some = known[among]
+        if some and atom.left == atom.record.times in times and all(atom.elements <= most[axis] for axis in some):
             over[some].append(atom)
     return over
 
