@@ -110,7 +110,8 @@ class Experts(Sublayer):
     def of_normalized(self, h: Array, constrain: Constrain) -> Array:
         """The einsums of GShard (Lepikhin et al., 2006.16668), stated before and after the tokens travel."""
         h = constrain(h, "batch", "product_sequence")
-        logits: Any = product(h, self.router[...], constrain, ("router_in", "router_out"))
+        router = constrain(self.router[...], None, None)  # and so its gradient, of which else any axis has parts
+        logits: Any = product(h, router)
         slots, gates = (constrain(a, "batch", "product_sequence") for a in route(logits, self.problem))
         given = constrain(jnp.einsum("bskec,bsd->ebcd", slots, h), None, "batch")
         given = constrain(given, "experts", "batch_of_experts")

@@ -153,5 +153,7 @@ def content(report: Report) -> tuple[list[Block], list[Section]]:
     if report.document["quick"]:
         text = "This is a quick report: small sizes and few iterations, to see what a report holds. Run"
         top.insert(0, Text(f"{text} shardiff report --full for figures to keep.", "warning"))
+    if "check" in report.results:
+        top.append(Text("The check is of an MLP; shardiff check --model transformer checks a transformer's blocks."))
     top += [Text(f"{name} is not complete: {why}.", "warning") for name, why in report.failures.items()]
     return top, [report_sections.section(*one) for one in report.results.items()]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
-from shardiff.diff.alignment import Match
+from shardiff.diff.alignment import Match, cumulative, subset_with_sum
 from shardiff.diff.atoms import UNIT, Atom, is_product, kind_of
 from shardiff.diff.ticks import pipeline
 
@@ -54,17 +54,23 @@ def tensor_by_tensor(found: Match, side: int) -> None:
     factor = max(size for _, size in written)
     most = {axis: factor * max(atom.elements for atom in atoms) for axis, atoms in written.items()}
     over = axes_of(found, side, most, (1, ticks))
-    for inner in sorted(written, key=lambda axis: all(atom.op != "reduce_scatter" for atom in written[axis])):
+    inner_first = sorted(written, key=lambda axis: all(atom.op != "reduce_scatter" for atom in written[axis]))
+    for some_apart, inner in product((False, True), inner_first):
         chains = list(chains_of(over, frozenset(written), inner))
         if not chains or not all(kind_of(a.dtype) == kind_of(named[0].dtype) for chain in chains for a in chain.sums):
             continue
-        if (rules := same_tensors(chains, written, inner, side)) is None:
+        theirs = written
+        if some_apart:
+            theirs = {axis: atoms if axis == inner else apart(chains, atoms, axis) for axis, atoms in written.items()}
+        rules = same_tensors(chains, theirs, inner, side)
+        if rules is None or (some_apart and not rules):
             continue
-        gradients = {id(atom) for chain in chains for atom in chain.sums}
+        mine = [atom for chain in chains for atom in chain.sums]
+        gradients = set(map(id, mine))
         for atom in (atom for atoms in over.values() for atom in atoms):
             atom.moves = "gradient" if id(atom) in gradients else "activation"
         if rules:
-            used = [*named, *(atom for chain in chains for atom in chain.sums)]
+            used = [*mine, *(atom for atoms in theirs.values() for atom in atoms)]
             if len({atom.dtype for atom in used}) > 1:
                 rules.add("dtype")
             if any(atom.record.times > 1 for atom in used):
@@ -156,6 +162,13 @@ def fits(base: Atom, atom: Atom, parts: int) -> bool:
         return False
     differ = [(whole, part) for whole, part in zip(base.shape, atom.shape, strict=True) if whole != part]
     return not differ if parts == 1 else len(differ) == 1 and differ[0][0] == differ[0][1] * parts
+
+
+def apart(chains: Sequence[Chain], written: Sequence[Atom], axis: Axis) -> list[Atom]:
+    """The sums over an axis but for some that are as much as the chains lack, and have to be explained otherwise."""
+    lack = sum(atom.elements for atom in written) - sum(chain.sums[0].elements for chain in chains if chain.sent(axis))
+    spare = set(subset_with_sum(cumulative(atom.elements for atom in written), lack))
+    return [atom for i, atom in enumerate(written) if i not in spare]
 
 
 def same_tensors(

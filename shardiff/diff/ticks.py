@@ -151,7 +151,8 @@ def pipeline(found: Match) -> tuple[int, int] | None:
     for side in (0, 1):
         phases: dict[str, list[Atom]] = defaultdict(list)
         for atom in found.sides[side]:
-            if atom.op == "collective_permute":
+            stays = any(source == target for source, target in atom.record.edges or ())  # as no stage sends to itself
+            if atom.op == "collective_permute" and not stays:
                 phases[atom.record.phase].append(atom)
         for every in phases.values():
             onward = [atom for atom in every if not ring_size(atom.record.edges or ())]
