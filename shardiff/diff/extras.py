@@ -46,7 +46,8 @@ def alike(a: Atom, b: Atom) -> bool:
 def one_thing(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
     """Whether two arrays can be the same, by what is known: what they are, and their shapes; one may be reshaped."""
     (moves, shape), (others, other) = a, b
-    return agree(moves, others) and (agree(shape, other) or len(shape) != len(other))
+    long, longer = ([length for length in each or () if length > 1] for each in (shape, other))
+    return agree(moves, others) and (None in (shape, other) or long == longer or len(long) != len(longer))
 
 
 def by_amount(of: Iterable[Atom]) -> dict[tuple[str, int], list[Atom]]:

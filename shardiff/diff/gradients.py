@@ -155,12 +155,16 @@ def completed(
 
 
 def fits(base: Atom, atom: Atom, parts: int) -> bool:
-    """Whether this can be the same tensor, or one of so many parts of it along a dim, by the shapes that are known."""
+    """Whether this can be the same tensor, or one of so many parts of it along a dim, by the shapes that are known.
+
+    Dims other than the first may have been joined or split in between.
+    """
     if base.shape is None or atom.shape is None:
         return True
-    if len(base.shape) != len(atom.shape):
-        return False
-    differ = [(whole, part) for whole, part in zip(base.shape, atom.shape, strict=True) if whole != part]
+    whole, part = ([length for length in shape if length > 1] for shape in (base.shape, atom.shape))
+    if len(whole) != len(part):
+        return bool(whole) and bool(part) and whole[0] == part[0] * parts
+    differ = [(mine, other) for mine, other in zip(whole, part, strict=True) if mine != other]
     return not differ if parts == 1 else len(differ) == 1 and differ[0][0] == differ[0][1] * parts
 
 
