@@ -218,8 +218,8 @@ DIFF = (
         "tool/test_diff_lookalikes",
         (
             "any loop is a pipeline's",
-            "    if shape is None:\n        return\n    count, microbatches = shape",
-            "    count, microbatches = shape or (10**6, 1)",
+            "    if shape is None:\n        return\n    count, microbatches = shape\n    groups",
+            "    count, microbatches = shape or (10**6, 1)\n    groups",
             "test_what_only_looks_like_a_rewrite_is_not_explained",
         ),
     ),

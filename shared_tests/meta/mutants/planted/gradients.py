@@ -1,0 +1,48 @@
+"""Mistakes in how the diff follows gradients over the axes of a mesh, and tells what is kept."""
+
+from __future__ import annotations
+
+from shared_tests.meta.mutants.planted.plant import plant
+
+GRADIENTS = (
+    *plant(
+        "diff",
+        "shardiff.diff.gradients",
+        "tool/test_diff_gradients",
+        (
+            "a slice of any length",
+            "len(differ) == 1 and differ[0][0] == differ[0][1] * parts",
+            "len(differ) >= 1",
+            "test_a_tensor_that_is_not_summed_once_over_every_axis_is_not_explained",
+        ),
+        (
+            "tensors that are not summed over every axis",
+            "if whole not in (there, there * inner[1]):",
+            "if whole > there * inner[1]:",
+            "test_a_tensor_that_is_not_summed_once_over_every_axis_is_not_explained",
+        ),
+        (
+            "tensors of a pipeline counted once",
+            "(1, ticks))",
+            "(1, ticks, 5))",
+            "test_tensors_are_followed_through_every_tick_of_a_pipeline",
+        ),
+    ),
+    *plant(
+        "diff",
+        "shardiff.diff.extras",
+        "tool/test_diff_gradients",
+        (
+            "an activation kept for a parameter",
+            "agree(moves, others) and (None in",
+            "(None in",
+            "test_what_is_kept_is_what_would_be_gathered_again",
+        ),
+        (
+            "an array kept for one of another shape",
+            "long == longer or len(long) != len(longer))",
+            "long or True)",
+            "test_what_is_kept_is_what_would_be_gathered_again",
+        ),
+    ),
+)
