@@ -49,10 +49,11 @@ def stream(size: int, source: int, target: int) -> float:
     return taken
 
 
-def collective(op: str, size: int, iterations: int, ranks: int) -> tuple[list[float], int]:
+def collective(op: str, size: int, iterations: int, ranks: int, alone: bool = False) -> tuple[list[float], int]:
     """Seconds of each call of a collective over so many ranks, and the bytes that this one sent in the last.
 
-    All ranks call it at once, in groups of so many, each on as many hosts as possible. size: payload in bytes.
+    All ranks call it at once, in groups of so many, each on as many hosts as possible; alone: only the group of rank 0
+    does. size: payload in bytes.
     "collective_permute": to the next rank, receives posted first; "message": from the first rank to the second.
     """
     n, members, group = ranks, ranks_of(ranks), group_of(ranks)
@@ -105,7 +106,8 @@ def collective(op: str, size: int, iterations: int, ranks: int) -> tuple[list[fl
     for _ in range(1 + iterations):
         dist.barrier()
         before, began = sent_bytes(), time.perf_counter()
-        calls[op]()
+        if not alone or members[0] == 0:
+            calls[op]()
         taken.append(time.perf_counter() - began)
         dist.barrier()  # what is queued has left the interface once the others have it
         sent = sent_bytes() - before

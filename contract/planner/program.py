@@ -10,6 +10,9 @@ It follows from what the contract says of every strategy: what a rank holds (`co
     gradient of a parameter         as soon as it is ready, in buckets; the update waits for all of them
     a layer that is stored in       while the layer before it computes, which is the next one in the backward pass; its
     shards                          gradient is scattered while the following one computes (`torch_impl/prefetch.py`).
+                                    Layers that another strategy takes in pairs are both there before the first of them
+                                    computes, and both gradients are scattered once the pair is through with its
+                                    backward pass, one after the other.
                                     In a pipeline: all layers before the first pass, all gradients after the last one
     loss                            after the forward passes; the update waits for it
 
@@ -26,7 +29,7 @@ from functools import partial
 
 from contract import strategies
 from contract.axes import Axis
-from contract.layout import held_by, share
+from contract.layout import held_by, share, unit_of
 from contract.messages import programs
 from contract.planner.buckets import Buckets
 from contract.planner.instructions import (
@@ -62,6 +65,7 @@ class Builder:
         gathers = any(axis.size > 1 and strategies.gathers(axis.strategy) for axis in run.axes)
         self.ahead = gathers and run.overlap and not pipeline  # layers are gathered while the one before computes
         self.at_the_end = pipeline or "zero2" in run.strategies  # where gradients are scattered
+        self.unit = unit_of(run)  # layers that are taken together
         self.buckets = Buckets(run, self.share)
         self.scattering: tuple[int, list[str]] | None = None  # the layer whose gradients are being scattered
         self.placed: dict[Kind, Placed] = {}
@@ -100,8 +104,9 @@ class Builder:
         placed, parts = self.of(one), self.share.parts_of(one)
         for i, part in enumerate(parts):
             product, elementwise = self.work[part.layer](one.rows)
-            if not self.at_the_end:
-                todo += self.gathered("gather", placed, [each.layer for each in parts[i : i + 2]], i == 0)
+            if not self.at_the_end and i % self.unit == 0:
+                for j in range(i, min(i + self.unit, len(parts))):
+                    todo += self.gathered("gather", placed, [each.layer for each in parts[j : j + 2]], j == 0)
             todo += self.wait_for(placed.get("before forward", part.layer))
             todo.append(Compute(product, "forward"))
             todo += self.wait_for(placed.get("after forward", part.layer))
@@ -133,9 +138,11 @@ class Builder:
                 todo.append(Compute(products * product, "backward"))
             if complete:
                 todo += self.gradient(part.layer, "w", placed)
-                todo += () if self.at_the_end else self.scatter(part.layer, placed)
             if of_input:
                 todo += self.wait_for(placed.get("after backward", part.layer))
+            if complete and not self.at_the_end and i % self.unit == 0:
+                for each in reversed(parts[i : i + self.unit]):
+                    todo += self.scatter(each.layer, placed)
         if not complete:
             self.known[kind, self.alike(one)] = todo
         return todo

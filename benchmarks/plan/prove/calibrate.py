@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.lab.lab import Lab
-from benchmarks.lab.namespaces import GOODPUT, Shape, burst_of
+from benchmarks.lab.namespaces import GOODPUT, WINDOW, Shape, burst_of
 from benchmarks.plan.prove.steps import Paced
 from contract.axes import one_axis
 from contract.planner.predict import predict
@@ -24,6 +24,8 @@ from shardiff.record import wire_factor
 
 TRAFFIC, STEPS = "benchmarks.lab.traffic", "benchmarks.plan.prove.steps"  # modules that ranks call
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
+THREADS = 2  # of a gloo group, which run its collectives
+ROUNDS = {"all_reduce": 2, "reduce_scatter": 2}  # gloo's: a sum, and then the gathering of it
 SIZES = (1 << 17, 1 << 19)  # bytes
 RATE = 100e6  # bit/s, at which gloo's collectives are measured where nothing else is said
 REPEATS = 5
@@ -82,8 +84,9 @@ def check_rate(lab: Lab, rate: float) -> float:
 def measure(lab: Lab, rate: float = RATE, inside: float | None = None) -> Gloo:
     """gloo's collectives over as many ranks as an axis can have, at a rate at which no CPU is short of time.
 
-    As in the runs, all groups of an axis send at once. Links are those of the ranks on one host; or those between
-    hosts, which groups share, with those `inside`: a ring over fast and slow links is slower than its slow links allow.
+    Calls without bytes are made by all groups of an axis at once, as in the runs; links are measured with one group,
+    because it follows from the simulation how groups share them. Links are those of the ranks on one host; or those
+    between hosts, with those `inside`: a ring over fast and slow links is slower than its slow links allow.
     """
     counts = [n for n in range(2, lab.shape.ranks + 1) if lab.shape.ranks % n == 0]
     lab.rates(None, None)
@@ -94,18 +97,17 @@ def measure(lab: Lab, rate: float = RATE, inside: float | None = None) -> Gloo:
     collectives, sent = {}, {}
     for op, n in small:
         name, factor = "message" if op == "collective_permute" else op, float(wire_factor(op, n))
-        taken = [median(times(lab, name, size, n)) for size in SIZES]
-        bandwidth = goodput(rate) / (lab.shape.ranks // n if lab.shape.hosts > 1 else 1)
-        overhead = (taken[1] - taken[0]) / (SIZES[1] - SIZES[0]) * bandwidth / factor
+        taken = [median(times(lab, name, size, n, alone=True)) for size in SIZES]
+        overhead = (taken[1] - taken[0]) / (SIZES[1] - SIZES[0]) * goodput(rate) / factor
         answers = lab.call(TRAFFIC, "collective", name, SIZES[1], 1, n)
         sent[op, n] = max(each[1] for each in answers) * GOODPUT / (SIZES[1] * factor)
-        collectives[op, n] = Measured(small[op, n], max(overhead, 1.0))
+        collectives[op, n] = Measured(small[op, n], max(overhead, 1.0), sent[op, n], ROUNDS.get(op, 1))
     return Gloo(fast, collectives, sent)
 
 
-def times(lab: Lab, op: str, size: int, ranks: int, repeats: int = REPEATS) -> list[float]:
-    """Seconds of each call, each as long as its slowest rank."""
-    answers = lab.call(TRAFFIC, "collective", op, size, repeats, ranks)
+def times(lab: Lab, op: str, size: int, ranks: int, repeats: int = REPEATS, alone: bool = False) -> list[float]:
+    """Seconds of each call, each as long as its slowest rank. alone: one group calls, and not all of them at once."""
+    answers = lab.call(TRAFFIC, "collective", op, size, repeats, ranks, alone)
     return [max(each[0][i] for each in answers) for i in range(repeats)]
 
 
@@ -122,13 +124,13 @@ def machine(
 
     own: the rate of a rank's own link there; None: not shaped. flops: of the real device, where it is not paced.
     """
-    shaped = Link(goodput(rate), 0.0, burst_of(rate))
+    shaped = Link(goodput(rate), 0.0, burst_of(rate), WINDOW if shape.hosts > 1 else 0.0)
     fast = Link(gloo.fast) if own is None else Link(goodput(own), 0.0, burst_of(own))
     inside = shaped if shape.hosts == 1 else fast
     rates = {"float32": paced.flops if paced else flops}
     memory = paced.memory if paced else 1e15  # the real device's rate has the update in it
     device = Device("paced" if paced else "CPU", rates, 1e12, memory, roofline=False, overhead=overhead)
-    network = Network(inside, shaped, shape.hosts, shape.devices, measured=dict(gloo.collectives))
+    network = Network(inside, shaped, shape.hosts, shape.devices, measured=dict(gloo.collectives), together=THREADS)
     return Machine(device, network, f"a lab of {shape} ranks, {rate / 1e6:g} Mbit/s")
 
 

@@ -27,16 +27,21 @@ PLANNER = (
         "contract.planner.simulate",
         "proof/test_planner",
         (
-            "transfers that do not share a link",
-            "one.rate = min(one.most, *(link.bandwidth / link.weight for link, _ in one.parts))",
-            "one.rate = min(one.most, *(link.bandwidth for link, _ in one.parts))",
-            "test_transfers_on_one_link_share_it_and_the_first_of_them_ends_later",
-        ),
-        (
             "a message that does not wait for its receiver",
-            "            self.sent[one.key] = transfer",
-            "            self.enqueue(transfer, rank.time)",
+            "            self.sent[key] = message",
+            "            self.traffic.enqueue(message, rank.time)",
             "test_a_message_moves_once_it_is_sent_and_its_receiver_is_ready",
+        ),
+    ),
+    *plant(
+        "planner",
+        "contract.planner.links",
+        "proof/test_planner",
+        (
+            "transfers that do not share a link",
+            "one.rate = min(one.of.most, *(link.bandwidth / link.weight for link, _ in one.of.parts))",
+            "one.rate = min(one.of.most, *(link.bandwidth for link, _ in one.of.parts))",
+            "test_transfers_on_one_link_share_it_and_the_first_of_them_ends_later",
         ),
         (
             "a burst that is never used up",
