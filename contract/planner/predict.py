@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from contract import memory
 from contract.planner.bounds import Groups, Stage, lasting, replayed, stages_of
-from contract.planner.instructions import Begin, Instructions, Send
+from contract.planner.instructions import Begin, Compute, Instructions, Send
 from contract.planner.places import Place, Placement, everyone, placement
 from contract.planner.program import step
 from contract.planner.simulate import simulate
@@ -96,6 +96,13 @@ def seconds_of(run: Run, machine: Machine) -> float:
         stages = stages_of(run, machine, placed.ranks)
         return replayed(run, stages, placed, machine.network, with_bubble=False).seconds
     return predict(run, machine).seconds
+
+
+def computed(run: Run, machine: Machine) -> float:
+    """Seconds that the busiest rank of a step computes."""
+    ranks = placement(run, machine.network).ranks
+    programs = (step(run, rank, machine.device) for rank in ranks)
+    return max(sum(one.seconds for one in program if isinstance(one, Compute)) for program in programs)
 
 
 def by_replay(run: Run, machine: Machine, placed: Placement, stages: list[Stage]) -> Prediction:

@@ -125,28 +125,29 @@ def of_lab(
     """All configurations of one shape: predict all, then run all."""
     shape, paced = lab.shape, campaign.paced
     inside = campaign.inside if shape.hosts > 1 else None
-    flops: dict[Problem, float] = {}
-    overheads: dict[Problem, float] = {}
-    for problem in campaign.problems:
-        if paced:
-            overheads[problem] = calibrate.unhidden(lab, gloo, paced, problem)
-        else:
-            flops[problem] = calibrate.real_rate(lab, problem)
+    flops = {problem: 0.0 if paced else calibrate.real_rate(lab, problem) for problem in campaign.problems}
+    overheads: dict[tuple[Problem, tuple[tuple[str, int], ...]], float] = {}  # of a mesh, however its axes are ordered
+    for run in (run for problem in campaign.problems for run in campaign.runs(shape, problem)):
+        if alike(run) not in overheads:
+            starting(f"{shape}: a step that sends nothing: {run.mesh}, batch {run.problem.batch}")
+            overheads[alike(run)] = calibrate.unhidden(lab, paced, run, flops[run.problem])
     document["labs"].append(
         {
             "shape": str(shape),
             **gloo.to_json(),
-            "unhidden_seconds": list(overheads.values()),
-            "flops_per_second": list(flops.values()),
+            "unhidden": [
+                {"mesh": dict(axes), "batch": problem.batch, "width": problem.width, "seconds": seconds}
+                for (problem, axes), seconds in overheads.items()
+            ],
+            "flops_per_second": [rate for rate in flops.values() if rate],
         }
     )
     todo: list[tuple[float, Run, Prediction]] = []
     now, commit = datetime.now(UTC).isoformat(timespec="seconds"), here.commit()
     first = len(document["configurations"])
     for rate, problem in campaign.cases():
-        device = flops.get(problem, 0.0), overheads.get(problem, 0.0)
-        where = calibrate.machine(shape, rate, gloo, paced, *device, inside)
         for run in campaign.runs(shape, problem):
+            where = calibrate.machine(shape, rate, gloo, paced, flops[problem], overheads[alike(run)], inside)
             found = predict(run, where)
             todo.append((rate, run, found))
             document["configurations"].append(
@@ -184,13 +185,17 @@ def of_lab(
         save(document)
 
 
+def alike(run: Run) -> tuple[Problem, tuple[tuple[str, int], ...]]:
+    """What runs have in common that do the same in a step that sends nothing."""
+    return run.problem, tuple(sorted(run.mesh.axes))
+
+
 def measured(run: Run, answers: Sequence[Measured], gloo: calibrate.Gloo) -> Document:
     """What the ranks found, judged: values against the reference, bytes against the plan.
 
     Raises ValueError for a wrong value or for bytes that no plan explains.
     """
-    good = [i for i in range(len(answers[0].seconds)) if not answers[0].flagged[i]]
-    each = [max(one.seconds[i] for one in answers) for i in (good or range(len(answers[0].seconds)))]
+    each, flagged = calibrate.undisturbed(answers), sum(answers[0].flagged)
     worst = max((one.difference for one in answers if not math.isnan(one.difference)), default=None)
     if worst is not None and worst > TOLERANCE:
         raise ValueError(f"{run.mesh}: a rank's parameters differ from the reference's by {worst:.1e}")
@@ -201,8 +206,8 @@ def measured(run: Run, answers: Sequence[Measured], gloo: calibrate.Gloo) -> Doc
     return {
         "seconds": median(each),
         "samples": each,
-        "flagged": len(answers[0].seconds) - len(good),
-        "kept_flagged": not good,
+        "flagged": flagged,
+        "kept_flagged": flagged == len(answers[0].seconds),
         "sent_bytes": [one.sent for one in answers],
         "planned_bytes": [round(plan) for plan in planned],
         "difference": worst,
