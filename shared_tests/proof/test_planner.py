@@ -274,6 +274,10 @@ def test_a_mesh_that_does_not_fit_is_not_ranked():
     small = machine(1, 4)
     needs = max(one.needs for one in search.candidates(small, Asked(PROBLEM))[0])
     small = replace(small, device=replace(small.device, memory=needs - 1))
+    parameters = 4 * 4 * (32 * 32 + 32)
+    whole = 4 * parameters + predict(run("dp=4"), small).memory.activations  # with gradients and two arrays of AdamW
+    for memory, fits in ((whole, True), (whole - 1, False)):
+        assert predict(run("dp=4"), replace(small, device=replace(small.device, memory=memory))).fits == fits
     found = search.rank(small, Asked(PROBLEM))
     assert found.too_large and all(one.fits for one in found.best)
     assert all(one.needs > small.device.memory for one in found.too_large)
