@@ -11,7 +11,7 @@ from benchmarks.lab.namespaces import LEAST_BURST, Shape, burst_of, shaped
 from benchmarks.plan.prove import calibrate, rivals
 from benchmarks.plan.prove.campaign import Campaign, measured
 from benchmarks.plan.prove.steps import Measured, Paced
-from benchmarks.plan.prove.summary import crossing, summary
+from benchmarks.plan.prove.summary import Line, crossing, summary
 from contract.axes import parse_axes
 from contract.problem import Problem
 from contract.strategy import Run
@@ -95,10 +95,11 @@ def test_a_proof_is_judged_by_its_errors_its_choices_and_its_crossovers():
     assert found["memory"]["largest"] == pytest.approx(0.1)
     assert found["choices"] == {"right": 2, "of": 2} and found["choices_by_max"]["right"] == 0
     (crossed,) = found["crossovers"]
-    assert crossed["predicted_bits_per_second"] == pytest.approx(2e6)
-    assert crossed["measured_bits_per_second"] == pytest.approx(2e6)
+    assert crossed["predicted_bits_per_second"] == pytest.approx(1.6e6)  # 2 - 1, then 1 - 2: half way in 1 / rate
+    assert crossed["measured_bits_per_second"] == pytest.approx(1.6e6)
+    assert crossed["apart"] == pytest.approx(0, abs=1e-9)
     assert summary([configurations[0] | {"measured": None}]) is None
-    assert crossing(1, 10, 1.0, 2.0) is None
+    assert crossing(Line(1, 10, 2.0, 3.0), Line(1, 10, 1.0, 1.0)) is None
 
 
 def test_wrong_values_and_bytes_that_no_plan_explains_fail_a_proof():
