@@ -127,14 +127,16 @@ class Network:
         return payload * _factor(op, group.size) * (measured.overhead if measured else 1.0)
 
     def moved(self, op: str, payload: float, group: Group) -> tuple[float, float]:
-        """Bytes that pass a rank's links, and the seconds besides in which the links are free and the call goes on."""
+        """Bytes that pass a rank's links, and the seconds besides in which the links are free and the call goes on.
+
+        These are those of bytes as well, which take longer where groups share a link.
+        """
         wire = self.wire(op, payload, group)
         measured = self._measured(op, group.size) if self.measured else None
         if measured is None or measured.sent is None or measured.sent >= measured.overhead:
             return wire, 0.0
         sent = wire * measured.sent / measured.overhead
-        bandwidth = min(self.inside.bandwidth, self.limit(group)) if group.hosts > 1 else self.inside.bandwidth
-        return sent, (wire - sent) / bandwidth
+        return sent, (wire - sent) / self.bandwidth(group)
 
     def rounds(self, op: str, group: Group) -> int:
         """In how many parts a collective is sent, of which each waits for the one before."""

@@ -27,9 +27,9 @@ TRAFFIC, STEPS = "benchmarks.lab.traffic", "benchmarks.plan.prove.steps"  # modu
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "collective_permute")
 THREADS = 2  # of a gloo group, which run its collectives
 ROUNDS = {"all_reduce": 2, "reduce_scatter": 2}  # gloo's: a sum, and then the gathering of it
-SIZES = (1 << 17, 1 << 19)  # bytes
+SIZES = (1 << 17, 1 << 20)  # bytes, as a step has them; in between gloo's times lie up to 10 % beside a line
 RATE = 100e6  # bit/s, at which gloo's collectives are measured where nothing else is said
-REPEATS = 5
+REPEATS, CALLS = 3, 20  # with bytes, and without
 STREAMS = 5  # tries
 SILENT_STEPS = 3
 MOST_OFF = 0.05  # by which the rate of a stream may differ from the stated one
@@ -92,7 +92,7 @@ def measure(lab: Lab, rate: float = RATE, inside: float | None = None) -> Gloo:
     """
     counts = [n for n in range(2, lab.shape.ranks + 1) if lab.shape.ranks % n == 0]
     lab.rates(None, None)
-    small = {(op, n): median(times(lab, op, 4096, n, 4 * REPEATS)) for n in counts for op in OPS}
+    small = {(op, n): median(times(lab, op, 4096, n, CALLS)) for n in counts for op in OPS}
     large, more = (min(times(lab, "message", size, lab.shape.ranks)) for size in (1 << 20, 1 << 22))
     fast = 3 * (1 << 20) / max(more - large, 1e-6)
     lab.rates(rate if lab.shape.hosts == 1 else inside, rate)
