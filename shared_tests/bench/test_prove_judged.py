@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,6 +99,7 @@ def test_a_proof_is_judged_by_its_errors_its_choices_and_its_crossovers():
     assert crossed["predicted_bits_per_second"] == pytest.approx(1.6e6)  # 2 - 1, then 1 - 2: half way in 1 / rate
     assert crossed["measured_bits_per_second"] == pytest.approx(1.6e6)
     assert crossed["apart"] == pytest.approx(0, abs=1e-9)
+    assert crossed["steep"] == pytest.approx(math.log(2.2 * 2.2) / math.log(4))
     assert summary([configurations[0] | {"measured": None}]) is None
     assert crossing(Line(1, 10, 2.0, 3.0), Line(1, 10, 1.0, 1.0)) is None
 

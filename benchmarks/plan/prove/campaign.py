@@ -29,6 +29,7 @@ from shardiff.record import wire_factor
 from shardiff.system import machine as here
 
 Document = dict[str, Any]
+Alike = tuple[Problem, tuple[tuple[str, int], ...]]  # a problem, and the axes of a mesh by name
 SMALL_TALK = 30_000  # bytes of barriers and acknowledgements in a step
 BYTES_OFF = 0.05
 TOLERANCE = 1e-5
@@ -100,6 +101,7 @@ def prove(
         "configurations": [],
         "summary": None,
     }
+    overheads: dict[Alike, float] = {}
     resume.begin(document, None)
     for shape in dict.fromkeys(shape for each in campaigns for shape in each.shapes):
         starting(f"{shape}: namespaces, links, and gloo's collectives")
@@ -108,7 +110,7 @@ def prove(
             rates = [rate for each in here_run for rate in each.rates]
             gloo = calibrate.measure(lab, math.prod(rates) ** (1 / len(rates)), here_run[0].inside)
             for each in here_run:
-                of_lab(each, lab, gloo, document, save, starting)
+                of_lab(each, lab, gloo, overheads, document, save, starting)
     document["complete"] = True
     save(document)
     return document
@@ -118,16 +120,20 @@ def of_lab(
     campaign: Campaign,
     lab: Lab,
     gloo: calibrate.Gloo,
+    overheads: dict[Alike, float],
     document: Document,
     save: Callable[[Document], object],
     starting: Callable[[str], object],
 ) -> None:
-    """All configurations of one shape: predict all, then run all."""
+    """All configurations of one shape: predict all, then run all.
+
+    overheads: what is known of steps that send nothing, which take as long on as many ranks of another shape.
+    """
     shape, paced = lab.shape, campaign.paced
     inside = campaign.inside if shape.hosts > 1 else None
     flops = {problem: 0.0 if paced else calibrate.real_rate(lab, problem) for problem in campaign.problems}
-    overheads: dict[tuple[Problem, tuple[tuple[str, int], ...]], float] = {}  # of a mesh, however its axes are ordered
-    for run in (run for problem in campaign.problems for run in campaign.runs(shape, problem)):
+    runs = [run for problem in campaign.problems for run in campaign.runs(shape, problem)]
+    for run in runs:
         if alike(run) not in overheads:
             starting(f"{shape}: a step that sends nothing: {run.mesh}, batch {run.problem.batch}")
             overheads[alike(run)] = calibrate.unhidden(lab, paced, run, flops[run.problem])
@@ -138,6 +144,7 @@ def of_lab(
             "unhidden": [
                 {"mesh": dict(axes), "batch": problem.batch, "width": problem.width, "seconds": seconds}
                 for (problem, axes), seconds in overheads.items()
+                if (problem, axes) in map(alike, runs)
             ],
             "flops_per_second": [rate for rate in flops.values() if rate],
         }
@@ -185,7 +192,7 @@ def of_lab(
         save(document)
 
 
-def alike(run: Run) -> tuple[Problem, tuple[tuple[str, int], ...]]:
+def alike(run: Run) -> Alike:
     """What runs have in common that do the same in a step that sends nothing."""
     return run.problem, tuple(sorted(run.mesh.axes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from statistics import median
@@ -67,7 +68,7 @@ def choices(done: Sequence[Entry], name: str) -> dict[str, int]:
 def crossovers(done: Sequence[Entry]) -> Iterator[dict[str, Any]]:
     """Rates at which two meshes take as long, predicted and measured: both between the same two rates, at which their
     order changes, along straight lines of time over 1 / rate. apart: by how much the measured times of the two differ
-    at the predicted rate."""
+    at the predicted rate. steep: how much their ratio changes with the rate, as a power of it."""
     for those in groups(done, "shape", "batch", "width"):
         lines: dict[str, dict[float, Entry]] = {}
         for one in those:
@@ -93,6 +94,7 @@ def crossovers(done: Sequence[Entry]) -> Iterator[dict[str, Any]]:
                         "predicted_bits_per_second": predicted,
                         "measured_bits_per_second": measured,
                         "apart": max(first, second) / min(first, second) - 1,
+                        "steep": abs(math.log(pairs[1][0].ratio / pairs[1][1].ratio)) / math.log(high / low),
                     }
 
 
@@ -109,6 +111,11 @@ class Line(NamedTuple):
     high: float
     at_low: float
     at_high: float
+
+    @property
+    def ratio(self) -> float:
+        """Of the times at both rates."""
+        return self.at_low / self.at_high
 
     def at(self, rate: float) -> float:
         share = (1 / self.low - 1 / rate) / (1 / self.low - 1 / self.high)
