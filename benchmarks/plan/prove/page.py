@@ -106,7 +106,8 @@ def crossed(document: Document) -> Iterator[str]:
         steep = [one for one in crossings if one["steep"] >= STEEP]
         by = percent(NEAR * STEEP, 0)
         apart = percent(median(one["apart"] for one in crossings))
-        yield f"{sum(one in near for one in steep)} of these are among the {len(steep)} where {off} of the rate change the"
+        both = sum(one in near for one in steep)
+        yield f"{both} of these are among the {len(steep)} where {off} of the rate change the"
         yield f"ratio of the two times by {by} or more. At the predicted rate, the measured times of the two meshes"
         yield f"differ by {apart} in the median."
     yield f"Memory was predicted with an error of at most {percent(found['memory']['largest'], 2)}."
