@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from contract.strategy import Run
@@ -46,7 +46,10 @@ def everyone(run: Run, network: Network) -> Placement:
         for group in run.mesh.groups(name):
             for rank in group:
                 peers[rank][name] = tuple(group)
-    groups = placed.places[0].groups
+    groups = {
+        name: replace(group, shared=max(1, network.devices // group.per_host))
+        for name, group in placed.places[0].groups.items()
+    }
     places = (Place(rank // network.devices, groups, 1.0, mine) for rank, mine in enumerate(peers))
     return Placement(tuple(range(run.world_size)), tuple(places))
 

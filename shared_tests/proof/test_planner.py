@@ -172,6 +172,9 @@ def test_groups_take_turns_on_a_link_between_hosts_and_the_second_one_is_done_la
     assert simulate([[*one, *work, *one]] * 4, places, network).seconds == pytest.approx(4.5)
     together = replace(network, between=Link(100.0))
     assert simulate([[*one, *work, *one]] * 4, places, together).seconds == pytest.approx(5.0)
+    shared = machine(2, 2, FREE, 1e7)
+    apart = replace(shared, network=replace(shared.network, between=Link(1e7, window=2048.0)))
+    assert predict(run("tp=2,dp=2"), apart).seconds < 0.95 * predict(run("tp=2,dp=2"), shared).seconds
 
 
 def test_a_pipeline_of_which_every_rank_is_simulated_sends_along_its_own_stages():
@@ -180,6 +183,7 @@ def test_a_pipeline_of_which_every_rank_is_simulated_sends_along_its_own_stages(
     shared, each = predict(one, machine(2, 2, 1e7, 1e6)), predict(one, where)
     assert each.seconds == pytest.approx(shared.seconds, rel=0.1)
     assert each.compute == shared.compute and each.bubble > 0
+    assert everyone(run("fsdp=2,pp=2"), windows).places[0].groups["fsdp"].shared == 2  # one of each stage
 
 
 def test_layers_that_are_taken_in_pairs_are_gathered_and_scattered_in_pairs():

@@ -127,6 +127,12 @@ PLANNER = (
             "test_a_pipeline_whose_messages_take_no_time_takes_as_long_as_its_schedule_played",
         ),
         (
+            "groups that share a link and stay in step",
+            "everyone(run, machine.network) if drift_apart(machine.network) else placed",
+            "placed if drift_apart(machine.network) else placed",
+            "test_groups_take_turns_on_a_link_between_hosts_and_the_second_one_is_done_later",
+        ),
+        (
             "memory without the optimizer's state",
             "return sum(needed.to_json().values())",
             "return sum(needed.to_json().values()) - needed.optimizer_state",
