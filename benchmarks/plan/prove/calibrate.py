@@ -153,9 +153,10 @@ def unhidden(lab: Lab, paced: Paced | None, run: Run, flops: float = 0.0) -> flo
 
 
 def silent(lab: Lab, paced: Paced | None, run: Run) -> float:
-    """Seconds of the slowest rank in a step on groups that send nothing: the median of those that count."""
+    """Seconds of the slowest rank in a step on groups that send nothing: the median of those that were not disturbed,
+    or the quickest if all were."""
     answers = lab.call(STEPS, "steps", run, paced, SILENT_STEPS if paced else 3 * SILENT_STEPS, True)
-    return median(undisturbed(answers))
+    return (min if all(answers[0].flagged) else median)(undisturbed(answers))
 
 
 def undisturbed(answers: Sequence[Measured]) -> list[float]:
