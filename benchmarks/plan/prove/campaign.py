@@ -88,7 +88,7 @@ def prove(
     campaign = campaigns[0]
     document: Document = {
         "kind": "plan_proof",
-        "schema": 1,
+        "schema": 2,
         "machine": here.facts(),
         "settings": {
             "paced": campaign.paced._asdict() if campaign.paced else None,
