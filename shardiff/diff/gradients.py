@@ -47,7 +47,11 @@ def tensor_by_tensor(found: Match, side: int) -> None:
     written: dict[Axis, list[Atom]] = defaultdict(list)
     for atom in named:
         written[atom.ranks, atom.record.group_size or 0].append(atom)
-    if not 1 < len(written) <= MOST_AXES or any(atom.record.times != 1 for atom in named):
+    if any(atom.record.times != 1 for atom in named):
+        return
+    if len(written) == 1:
+        beside_activations(found, side, named)
+    if not 1 < len(written) <= MOST_AXES:
         return
     ticks, _ = pipeline(found) or (1, 1)
     # Who sums over an axis what is larger than anything written over it, whole or as a shard, sums no gradient.
@@ -77,6 +81,30 @@ def tensor_by_tensor(found: Match, side: int) -> None:
                 rules.add("reduced_every_tick")
             found.link([(atom, atom.left) for atom in used], rules)
         return
+
+
+def beside_activations(found: Match, side: int, named: Sequence[Atom]) -> None:
+    """Note which sums over the one axis are of gradients, if those of activations can be told by their sizes.
+
+    There must be one for each that the other side has, those of most dims first, and the rest as much as all gradients.
+    """
+    mine = [a for a in sums(found, side) if a.ranks == named[0].ranks and a.record.times == 1 and a.moves is None]
+    theirs = [a for op in ("reduce_scatter", "all_reduce") for a in found.open(1 - side, op)]
+    theirs = [a for a in theirs if a.moves == "activation" and a.record.phase == "backward" and a.elements > UNIT]
+    rest = sorted(mine, key=lambda atom: -len(atom.shape or ()))
+    activations: list[Atom] = []
+    for other in theirs:
+        if other.ranks == named[0].ranks:
+            one = next((a for a in rest if a.elements == other.elements), None)
+            if one is None:
+                return
+            rest.remove(one)
+            activations.append(one)
+    if activations and sum(a.elements for a in rest) == sum(a.elements for a in named):
+        for atom in rest:
+            atom.moves = "gradient"
+        for atom in activations:
+            atom.moves = "activation"
 
 
 def sums(found: Match, side: int) -> Iterator[Atom]:

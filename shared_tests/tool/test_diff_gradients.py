@@ -84,6 +84,18 @@ def test_a_sum_of_an_activation_as_large_as_a_gradient_is_left_for_its_own_count
     assert [row.rules for row in rows if row.left[0] in activations] == [("unfused_reduce_scatter", "combined")]
 
 
+def test_over_one_axis_activations_are_told_from_gradients_by_what_the_others_are_in_total():
+    """Two gradients of 16 elements are as much as one activation of 32."""
+    written = [over("reduce_scatter", 4 * 32, CP), over("reduce_scatter", 4 * 32, CP)]
+    written = [replace(one, moves="activation") for one in written]
+    written += [gradient("all_reduce", 4 * size, CP) for size in (16, 16, 16, 16)]
+    compiled = [sums(CP, (2, 4, 4), (2, 4, 4)), sums(CP, (12, 4), (4, 4))]  # 48 are of q, k and v
+    rows = align(written, compiled)
+    assert unexplained(rows) == 0
+    assert {row.rules for row in rows} == {("unfused_reduce_scatter", "combined"), ("combined",)}
+    assert unexplained(align(written, [compiled[0], sums(CP, (12, 4))])) > 0
+
+
 def test_tensors_are_followed_through_every_tick_of_a_pipeline():
     ring = permute(8, PP, times=6)
     ticks = [looped(one, 6) for one in WHOLE]
