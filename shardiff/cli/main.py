@@ -263,7 +263,10 @@ def diff(
     left_mesh: Annotated[str | None, typer.Option(metavar="AXIS=N,...", help="Those of the left side.")] = None,
     right_mesh: Annotated[
         str | None,
-        typer.Option(metavar="AXIS=N,...", help="Those of the right side. With both, axes of equal names correspond."),
+        typer.Option(
+            metavar="AXIS=N,...",
+            help="Those of the right side. With both, axes of the same name and length are the same.",
+        ),
     ] = None,
     nproc: Annotated[
         int | None, typer.Option(metavar="N", help="Processes of SCRIPT.py, which is traced. 2 by default.")

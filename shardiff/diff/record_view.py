@@ -19,6 +19,16 @@ def times(record: Record) -> str:
     return str(least) if least == most else f"{least}..{'' if most is None else most}"
 
 
+def operation(record: Record, usual: bool = False) -> str:
+    """The op, and what else decides its result: `all_reduce(max)`, `broadcast(root 1)`.
+
+    usual: say so also where that is a sum, or root 0.
+    """
+    root = None if record.root is None else f"root {record.root}"
+    more = root if record.reduction is None else record.reduction
+    return record.op if more is None or more in ("sum", "root 0") and not usual else f"{record.op}({more})"
+
+
 def group(record: Record) -> str:
     """Among whom: `8`, `2 of 4` for two groups of four, `tp 8`, or a permute's edges."""
     if record.edges is not None:
@@ -82,8 +92,7 @@ def table(records: Sequence[Record], by_rank: bool = False) -> Table:
     for phase in PHASES:
         lines: dict[tuple[str, ...], int] = {}
         for r in (r for r in records if r.phase == phase):
-            kind = r.op if r.reduction in (None, "sum") else f"{r.op}({r.reduction})"
-            op = " ".join([kind, *(["async"] if r.is_async else []), *r.flags])
+            op = " ".join([operation(r), *(["async"] if r.is_async else []), *r.flags])
             among = members(r) if by_rank else group(r)
             cells = (op, size(r.payload_bytes), size(r.wire_bytes), r.dtype, among, times(r), place(r.source))
             cells = (*cells, r.detail or "") if what else cells

@@ -150,6 +150,15 @@ def test_what_cannot_be_read_is_refused_in_one_line(compiled, tmp_path):
 def test_questions_that_one_asks_of_a_program(compiled):
     program = shardiff.read(compiled)
     assert not program.only("all_to_all", over=2**20)
+    for wrong, words in (
+        ({"op": "all_gathr"}, "unknown op 'all_gathr'; known: all_reduce, "),
+        ({"phase": "fwd"}, "unknown phase 'fwd'; known: forward, backward, update, other$"),
+        ({"dtype": "bf16"}, "unknown dtype 'bf16'; known: "),
+        ({"axis": "model"}, "no axis 'model' in the mesh "),
+        ({"size": 3}, "a record has no field 'size'; it has op, "),
+    ):
+        with pytest.raises(ValueError, match=f"^{words}"):
+            program.only(**wrong)
     assert program.only("all_gather", axis="tp", dtype="float32").counts() == {"all_gather": 1}
     assert program.payload_bytes == totals(program.records)["payload_bytes"]["min"] > 0
     assert sum(program.counts().values()) == len(program.records)
