@@ -161,7 +161,12 @@ def trace(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")] = None,
     module: Annotated[bool, typer.Option("-m", "--module", help="Run a module, as python -m does.")] = False,
     nproc: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes, started as torchrun would. 1 by default.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Processes, started as torchrun would. 1 by default. 0: one, without torchrun's environment, for a "
+            "script that starts its own ranks.",
+        ),
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare every call over ranks before it blocks; stop where they disagree.")
