@@ -106,7 +106,7 @@ def calls_text(count: int) -> str:
 
 
 def totals_text(summary: Summary) -> str:
-    """Calls, payload, and what a rank must send, if anything; where ranks differ, what the busiest and the idlest must."""
+    """Calls, payload, and what a rank must send, if anything; where ranks differ, the busiest and the idlest."""
     if not summary.sums:
         return "no communication"
     calls = calls_text(sum(each.calls for each in summary.sums))

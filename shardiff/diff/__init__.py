@@ -46,6 +46,7 @@ class Diff:
 
         allow: names of rules, as in `shardiff.diff.rules.WHY`.
         """
+        __tracebackhide__ = True  # pytest shows the line that asked
         allowed = set(allow)
         if unknown := sorted(allowed - WHY.keys()):
             raise ValueError(f"unknown rule {unknown[0]!r}; known: {', '.join(WHY)}")

@@ -30,7 +30,7 @@ def operation(record: Record, usual: bool = False) -> str:
 
 
 def group(record: Record) -> str:
-    """Among whom: `8`, `2 of 4` for two groups of four, `tp 8`, or a permute's edges."""
+    """Among whom: `8`, `2 of 4: 0-3 4-7` for two groups of four, `tp 2 of 4` where the axis has a name, or edges."""
     if record.edges is not None:
         shown = " ".join(f"{source}>{target}" for source, target in record.edges[:4])
         return f"{shown} +{len(record.edges) - 4}" if len(record.edges) > 4 else shown
@@ -38,7 +38,9 @@ def group(record: Record) -> str:
         return "?"
     count = len(record.groups or ())
     text = f"{count} of {record.group_size}" if count > 1 else str(record.group_size)
-    return f"{record.axis} {text}" if record.axis else text
+    if record.axis:
+        return f"{record.axis} {text}"
+    return f"{text}: {members(record, 2)}" if count > 1 else text  # or groups over two axes would look alike
 
 
 def members(record: Record, most: int = 4) -> str:
@@ -46,14 +48,19 @@ def members(record: Record, most: int = 4) -> str:
     if record.edges is not None:
         texts = [f"{source}>{target}" for source, target in record.edges]
     else:
-        texts = [
-            f"{ranks[0]}-{ranks[-1]}"
-            if len(ranks) > 2 and len(ranks) == ranks[-1] - ranks[0] + 1
-            else ",".join(map(str, ranks))
-            for ranks in record.groups or ()
-        ]
+        texts = [_ranks(ranks) for ranks in record.groups or ()]
     more = [f"... {len(texts) - most} more"] if len(texts) > most else []
     return " ".join([*([record.axis] if record.axis else []), *texts[:most], *more])
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """The ranks of one group: `0-3`, `0,2`, and where there are many with one stride between them `0,4,...,28`."""
+    strides = {b - a for a, b in zip(ranks, ranks[1:], strict=False)}
+    if len(ranks) > 2 and strides == {1}:
+        return f"{ranks[0]}-{ranks[-1]}"
+    if len(ranks) > 4 and len(strides) == 1:
+        return f"{ranks[0]},{ranks[1]},...,{ranks[-1]}"
+    return ",".join(map(str, ranks))
 
 
 def place(source: str | None) -> str:
