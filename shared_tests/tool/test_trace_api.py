@@ -27,7 +27,11 @@ def train(explicit: bool) -> Program:
     rank = dist.get_rank()
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in model]
-    optimizers[1].register_step_post_hook(lambda *_: dist.broadcast(torch.zeros(3), 0))
+
+    def within(*_: Any) -> None:
+        dist.broadcast(torch.zeros(3), 0)
+
+    optimizers[1].register_step_post_hook(within)
     with tracing() as program:
         for p in model.parameters():
             dist.broadcast(p.detach(), 0)
