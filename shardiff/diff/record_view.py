@@ -82,19 +82,20 @@ def table(records: Sequence[Record], by_rank: bool = False) -> Table:
 
     result = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     what = by_rank and any(record.detail for record in records)
-    for name, justify in (
-        ("phase", "left"),
-        ("n", "right"),
-        ("op", "left"),
-        ("payload", "right"),
-        ("wire", "right"),
-        ("type", "left"),
-        ("group", "left"),
-        ("times", "right"),
-        ("source", "left"),
-        *([("what", "left")] if what else []),
+    for name in (
+        "phase",
+        "n",
+        "op",
+        "payload",
+        "wire",
+        "type",
+        "group",
+        "times",
+        "source",
+        *(["what"] if what else []),
     ):
-        result.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        right = name in ("n", "payload", "wire", "times")
+        result.add_column(name, justify="right" if right else "left", overflow="fold")
     shown = None
     for phase in PHASES:
         lines: dict[tuple[str, ...], int] = {}
