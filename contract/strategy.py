@@ -22,11 +22,18 @@ changes nothing:
     total(share, mesh)              sums this axis's shares of the loss
 
 In torch_impl these are functions that every rank runs on its shards. In jax_impl/shard_map they take no mesh, and the
-two cuts are PartitionSpecs, as data; `arranged(batch, n)` first puts the global batch in the order in which ranks have
-its parts, where that is not the usual one. In jax_impl/annotated a strategy is RULES, and ACTIVATIONS says that they
-hold for activations too (NAIVE: which ones in the naive spelling). `compose.py` of each framework makes one training
-step of several strategies. Innermost is who cuts nearest to the computation (`DEPTH` in contract.strategies); among
-equals, the inner axis of the mesh.
+two cuts are data: PARAMS_SPEC (or GRADS_SPEC, STATE_SPEC, where gradients or the optimizer's state are split and
+parameters are not) and BATCH_SPEC; `arranged(batch, n)` first puts the global batch in the order in which ranks have
+its parts, where that is not the usual one. In jax_impl/annotated a strategy is RULES (GRADS_RULES, STATE_RULES), and
+ACTIVATIONS says that they hold for activations too (NAIVE: which ones in the naive spelling).
+
+What `compose.py` must know beyond that stands next to AXIS, each with its reason: REPLICATED (parameters are whole on
+every rank, so their gradients can be summed in buckets), GATHERS (layers can be gathered ahead), STACKED (of JAX's
+pipelines: the layers of all stages are one array), FUSED (q, k and v are one product). `kept` is the policy of
+`jax.checkpoint` where a layer is gathered again.
+
+`compose.py` of each framework makes one training step of several strategies. Innermost is who cuts nearest to the
+computation (`DEPTH` in contract.strategies); among equals, the inner axis of the mesh.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -52,14 +54,20 @@ def differentiated(attend: Callable[..., Tensor], tensors: Sequence[Tensor]) -> 
     return [a.detach().double().numpy() for a in (out, *(leaf.grad for leaf in leaves))]
 
 
-def on_ranks(device: torch.device, arrays: Arrays, tried: Sequence[tuple[str, str]]) -> list[tuple[Arrays, np.ndarray]]:
-    """For each (strategy, dtype), this rank's part of the output and of the gradients, and the positions it is of."""
+def on_ranks(
+    device: torch.device, arrays: Arrays, tried: Sequence[tuple[str, bool, str]]
+) -> list[tuple[Arrays, np.ndarray]]:
+    """For each (strategy, fused, dtype), this rank's part of output and gradients, and its positions.
+
+    fused: whether the strategy may use torch's fused kernel, where the strategy knows one.
+    """
     from contract.problem import Batch
+    from torch_impl import fused_attention
     from torch_impl.blocks import causal
     from torch_impl.mesh import Mesh
 
     mesh, results = Mesh({"cp": dist.group.WORLD}), []  # type: ignore[dict-item]
-    for strategy, dtype in tried:
+    for strategy, fused, dtype in tried:
         module: Any = importlib.import_module(f"torch_impl.explicit.{strategy}")
         tensors = [torch.tensor(a).to(getattr(torch, dtype)) for a in arrays]
         positions = torch.arange(tensors[0].shape[1])[None]
@@ -67,7 +75,8 @@ def on_ranks(device: torch.device, arrays: Arrays, tried: Sequence[tuple[str, st
             *module.split_batch(Batch(*tensors[:3]), mesh),
             *module.split_batch(Batch(tensors[3], positions, positions), mesh),
         ]
-        got = differentiated(lambda q, k, v, module=module: module.attend(q, k, v, causal, mesh), mine[:4])
+        with nullcontext() if fused else patch.object(fused_attention, "usable", lambda q: False):
+            got = differentiated(lambda q, k, v, module=module: module.attend(q, k, v, causal, mesh), mine[:4])
         results.append((got, mine[4][0].numpy()))
     return results
 

@@ -23,7 +23,7 @@ def usable(q: Tensor) -> bool:
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """As `torch_impl.online_softmax.attend_to`."""
-    out, total = _FORWARD(q, k, v, 0.0, causal, scale=1.0)
+    out, total = _FORWARD(q, k, v, 0.0, causal)
     return out, total.unsqueeze(-1)
 
 
@@ -32,4 +32,4 @@ def attend_back(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `torch_impl.online_softmax.attend_back`."""
     of_whole = out, total.squeeze(-1)
-    return _BACKWARD(dout, q, k, v, *of_whole, 0.0, causal, scale=1.0)
+    return _BACKWARD(dout, q, k, v, *of_whole, 0.0, causal)

@@ -5,8 +5,8 @@ these follow both of the whole, and the backward pass of a part needs those of t
 2205.14135, appendix B).
 
 Everything is in float32 at least, with the heads before the sequence, so that a product is one for each head: queries
-[B, H, S, K], which are already divided by sqrt(K), keys and values [B, H, T, K], logarithms of sums [B, H, S, 1]. Where
-torch has one kernel for all of a part, that is used.
+[B, H, S, K], keys and values [B, H, T, K], logarithms of sums [B, H, S, 1]. Where torch has one kernel for all of a
+part, that is used.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def by_heads(x: Tensor) -> Tensor:
 
 
 def scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    """[B, H, S, T]. causal: a query sees the keys up to its own number."""
-    found = q @ k.mT
+    """q k^T / sqrt(K), [B, H, S, T]. causal: a query sees the keys up to its own number."""
+    found = (q @ k.mT).mul_(q.shape[-1] ** -0.5)
     if causal:
         found += found.new_full(found.shape[-2:], -torch.inf).triu_(1)
     return found
@@ -65,5 +65,5 @@ def attend_back(
     weighted = (dout * out).sum(-1, keepdim=True)  # the sum of p dp over all keys
     p = scores(q, k, causal).sub_(total).exp_()
     dv = p.mT @ dout
-    ds = (dout @ v.mT).sub_(weighted).mul_(p)
+    ds = (dout @ v.mT).sub_(weighted).mul_(p).mul_(q.shape[-1] ** -0.5)
     return ds @ k, ds.mT @ q, dv

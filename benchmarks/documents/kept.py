@@ -13,7 +13,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 def newest(kind: str) -> Path | None:
     """The newest file of a kind, such as plan_paced; None if there is none."""
-    return next(iter(sorted(RESULTS.glob(f"*_{kind}_[0-9]*_cores.json"), reverse=True)), None)
+    return next(iter(sorted(RESULTS.glob(f"????-??-??_{kind}_[0-9]*_cores.json"), reverse=True)), None)
 
 
 def of_today(kind: str) -> str:

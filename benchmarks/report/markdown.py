@@ -35,6 +35,13 @@ def markdown(block: Block) -> str:
             return f"**{plain(title)}**\n\n{table}" if title else table
 
 
+def filled(page: str, begin: str, end: str, text: str) -> str:
+    """A page with `text` between its two comments."""
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
 def _cell(cell: Cell) -> str:
     text = plain(cell.text, "<br>")
     return f"**{text}**" if cell.style == BAD else text

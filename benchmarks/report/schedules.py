@@ -14,7 +14,7 @@ from benchmarks.documents.bubbles import Bubbles, Row
 from benchmarks.documents.results_io import parse, read_file
 from benchmarks.documents.steps import Steps
 from benchmarks.report.blocks import Cell, Table
-from benchmarks.report.markdown import markdown
+from benchmarks.report.markdown import filled, markdown
 from benchmarks.report.transformer import origin, share, wrapped
 from benchmarks.words import counted
 from shardiff.system.files import write
@@ -111,10 +111,8 @@ def result(name: str) -> Any:
 
 def replaced(page: str) -> str:
     """The page with the part made anew."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
     beside = {name: found for name in PEERS if (found := result(f"schedule_{name}"))}
-    return f"{before}{BEGIN}\n{part(result('schedules_paced'), beside)}\n{END}{after}"
+    return filled(page, BEGIN, END, part(result("schedules_paced"), beside))
 
 
 def lines() -> list[str]:

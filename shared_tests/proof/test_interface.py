@@ -19,7 +19,18 @@ from shared_tests.definitions import DEFINITIONS, ROOTED, WITH_DIM
 
 SIDES = {"torch": "torch_impl.explicit", "shard_map": "jax_impl.shard_map", "annotated": "jax_impl.annotated"}
 PLACES = ("enter", "leave", "attend", "dispatch", "combine")  # in a block of a transformer
-FUNCTIONS = ("split_params", "split_batch", "weights", "forward", *PLACES, "execute", "total")
+FUNCTIONS = (
+    "split_params",
+    "split_batch",
+    "weights",
+    "gradients",
+    "own",
+    "whole",
+    "forward",
+    *PLACES,
+    "execute",
+    "total",
+)
 AS_DATA = {
     "PARAMS_SPEC": "split_params",
     "STACKED": "split_params",
@@ -29,6 +40,9 @@ PARAMETERS = {  # of torch; JAX asks the mesh by the name of an axis alone, so i
     "split_params": ["params", "mesh"],
     "split_batch": ["batch", "mesh"],
     "weights": ["layer", "mesh"],
+    "gradients": ["layer", "mesh"],
+    "own": ["layer", "mesh"],
+    "whole": ["layer", "mesh"],
     "forward": ["params", "x", "mesh"],
     "enter": ["x", "mesh"],
     "leave": ["y", "mesh"],
@@ -97,6 +111,15 @@ def defined(implementation, strategy):
         elif isinstance(node, ast.Assign):
             names += [AS_DATA.get(target.id, target.id) for target in node.targets if isinstance(target, ast.Name)]
     return [name for name in names if name == "AXIS" or name in FUNCTIONS]
+
+
+@every_file
+def test_the_contract_tells_every_constant_of_a_strategy(implementation, strategy):
+    body = source(module(implementation, strategy)).body
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    constants = {target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper()}
+    told = set(re.findall(r"\b[A-Z_]{4,}\b", contract.strategy.__doc__))
+    assert "AXIS" in constants and constants <= told, constants - told
 
 
 @every_file

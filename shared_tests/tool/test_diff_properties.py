@@ -146,12 +146,12 @@ def test_any_subset_is_found_among_few():
 
 
 def test_thousands_of_records_are_aligned_in_seconds():
-    """This holds also where no record has a counterpart: 3,000 on each side once took 10 s."""
-    from time import perf_counter
+    """This holds also where no record has a counterpart: 3,000 on each side once took 10 s of the CPU."""
+    from time import process_time
 
     program = [rec("all_reduce", 4 * i, phase) for i in range(1, 1500) for phase in ("forward", "backward")]
-    start = perf_counter()
+    start = process_time()
     assert unexplained(align(program, program[::-1])) == 0
     other = [rec("all_reduce", 4 * i + 1, phase) for i in range(1, 1500) for phase in ("forward", "backward")]
     assert unexplained(align(program, other)) > 5000
-    assert perf_counter() - start < 10
+    assert process_time() - start < 10

@@ -74,7 +74,7 @@ def around(kv: Tensor, group: ProcessGroup) -> Iterator[tuple[int, Tensor]]:
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup) -> Tensor:
-        rank, tokens, queries = group.rank(), q.shape[1], by_heads(q) * q.shape[-1] ** -0.5
+        rank, tokens, queries = group.rank(), q.shape[1], by_heads(q)
         turns = around(by_heads_together(k, v), group)
         _, kv = next(turns)  # this rank's own
         out, sums = attend_to(queries, *wide(kv), causal=True)
@@ -90,15 +90,16 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, out, sums = ctx.saved_tensors
-        group, scale = ctx.group, q.shape[-1] ** -0.5
-        queries, dout = by_heads(q) * scale, by_heads(grads[0])
-        out = out.transpose(1, 2)
-        kv, works = by_heads_together(k, v), []
-        dq, dkv = torch.zeros_like(dout), torch.zeros_like(kv)
-        for source, kv in around(kv, group):
-            rows, columns = visible(group.rank(), source, q.shape[1])
-            of_queries = (a[:, :, rows] for a in (queries, dout, out, sums))
-            dqi, *mine = attend_back(*of_queries, *wide(kv[..., columns, :]), causal=source == group.rank())
+        group, rank, tokens = ctx.group, ctx.group.rank(), q.shape[1]
+        of_queries = by_heads(q), by_heads(grads[0]), out.transpose(1, 2), sums
+        turns = around(by_heads_together(k, v), group)
+        _, kv = next(turns)  # this rank's own
+        dq, *mine = attend_back(*of_queries, *wide(kv), causal=True)
+        works, dkv = pass_on(torch.stack(mine).to(kv.dtype), group)
+        for source, kv in turns:
+            rows, columns = visible(rank, source, tokens)
+            of_rows = (a[:, :, rows] for a in of_queries)
+            dqi, *mine = attend_back(*of_rows, *wide(kv[..., columns, :]), causal=False)
             dq[:, :, rows] += dqi
             for work in works:
                 work.wait()
@@ -109,7 +110,7 @@ class _Ring(torch.autograd.Function):
         for work in works:
             work.wait()
         dk, dv = dkv.transpose(2, 3)
-        return dq.mul_(scale).transpose(1, 2).to(q.dtype), dk, dv, None
+        return dq.transpose(1, 2).to(q.dtype), dk, dv, None
 
 
 def by_heads_together(k: Tensor, v: Tensor) -> Tensor:

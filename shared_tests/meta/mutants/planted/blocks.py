@@ -106,6 +106,23 @@ BLOCKS = (
     ),
     *plant(
         "training",
+        "torch_impl.online_softmax",
+        "proof/test_online_softmax",
+        (
+            "scores not divided by the root of the head's size",
+            "(q @ k.mT).mul_(q.shape[-1] ** -0.5)",
+            "q @ k.mT",
+            "test_products_and_the_fused_kernel_agree",
+        ),
+        (
+            "gradients of queries and keys not divided by it",
+            ".mul_(p).mul_(q.shape[-1] ** -0.5)",
+            ".mul_(p)",
+            "test_products_and_the_fused_kernel_agree",
+        ),
+    ),
+    *plant(
+        "training",
         "torch_impl.explicit.data_parallel",
         "proof/test_transformer",
         (

@@ -66,19 +66,19 @@ CONTEXT = (
     ),
     in_ring(
         "the mask of a rank's own piece lost in the backward pass",
-        "causal=source == group.rank())",
-        "causal=False)",
+        "attend_back(*of_queries, *wide(kv), causal=True)",
+        "attend_back(*of_queries, *wide(kv), causal=False)",
         BACKWARD,
     ),
     in_ring("earlier and later ranks confused", "if source < rank else", "if source > rank else", ALL),
     in_ring(
         "dk and dv not brought home",
         "works, dkv = pass_on(dkv.to(kv.dtype), group)",
-        "works, dkv = pass_on(dkv.to(kv.dtype), group) if source != (group.rank() + 1) % group.size() else ([], dkv)",
+        "works, dkv = pass_on(dkv.to(kv.dtype), group) if source != (rank + 1) % group.size() else ([], dkv)",
         BACKWARD,
     ),
     in_ring("dk and dv start anew on every rank", "dkv = wide(dkv)", "dkv = torch.zeros_like(dkv)", BACKWARD),
-    in_ring("dq not scaled", "dq.mul_(scale)", "dq", BACKWARD),
+    in_ring("dq of the keys of other ranks lost", "dq[:, :, rows] += dqi", "dq[:, :, rows] += 0", BACKWARD),
     in_ring(
         "loss not summed over the parts of the sequence",
         "return dist.all_reduce(share, group=mesh.group(AXIS), async_op=True)",
