@@ -64,7 +64,7 @@ wheels:
 # tables of docs/plan.md are filled from the newest results of each kind in benchmarks/results.
 OF_TODAY = $(shell date +%Y-%m-%d)_$(1)_$(shell nproc)_cores.json
 plan: install
-	@$(BIN)/shardiff plan --prove --output benchmarks/results/$(call OF_TODAY,plan_paced)
+	@$(BIN)/shardiff plan --prove --iterations 2 --output benchmarks/results/$(call OF_TODAY,plan_paced)
 	@$(BIN)/shardiff plan --prove --real --output benchmarks/results/$(call OF_TODAY,plan_real)
 	@$(BIN)/shardiff plan --prove --claims --output benchmarks/results/$(call OF_TODAY,plan_claims)
 	@$(BIN)/shardiff bench collectives --wire --max 1MiB --output benchmarks/results/$(call OF_TODAY,wire)

@@ -55,8 +55,9 @@ def kept_for_backward(
             self.key = self.size = 0
             if type(t) in (Tensor, Parameter):
                 storage = self.tensor.untyped_storage()
-                self.key, self.size = storage.data_ptr(), storage.nbytes()
-            wrapped = wrapped or not self.key
+                self.key, self.size = storage.data_ptr(), storage.nbytes()  # 0 and 0 of torch.empty(0)
+            else:
+                wrapped = True
             uses[self.key] += 1
             if uses[self.key] == 1 and self.key not in known:
                 now += self.size

@@ -27,24 +27,32 @@ from shardiff.record import Record, wire_factor
 @dataclass(frozen=True)
 class Link:
     """bandwidth: bytes/s in each direction. latency: seconds of one step. burst: bytes that pass at once after a pause,
-    as a token bucket lets them."""
+    as a token bucket lets them. window: bytes of one transfer that are in the link's queue at once, so that transfers
+    take turns of so many bytes; 0: they share the link equally."""
 
     bandwidth: float
     latency: float = 0.0
     burst: float = 0.0
+    window: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.bandwidth < float("inf") or not 0 <= self.latency < float("inf") or self.burst < 0:
-            raise ValueError(f"a link needs a bandwidth above 0, a latency and a burst of at least 0, got {self}")
+        if not 0 < self.bandwidth < float("inf") or not 0 <= self.latency < float("inf"):
+            raise ValueError(f"a link needs a bandwidth above 0 and a latency of at least 0, got {self}")
+        if self.burst < 0 or self.window < 0:
+            raise ValueError(f"a link needs a burst and a window of at least 0, got {self}")
 
 
 @dataclass(frozen=True)
 class Measured:
     """A library's collective on so many ranks. latency: seconds of a call without bytes. overhead: the time of its
-    bytes over that of the optimal ones at the link's bandwidth."""
+    bytes over that of the optimal ones at the link's bandwidth. sent: the bytes themselves over the optimal ones, where
+    that is known; while the rest of the time passes, something else can have the link. rounds: in how many parts it is
+    sent, of which each waits for the one before."""
 
     latency: float
     overhead: float = 1.0
+    sent: float | None = None
+    rounds: int = 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,8 @@ class Network:
     """hosts x devices. inside: the links of one device. between: those of one host to all others, together.
 
     interfaces: into how many `between` is divided; a message uses one of them. call: seconds of a collective before its
-    first step. measured: (op, ranks) -> what a library was measured to take.
+    first step. measured: (op, ranks) -> what a library was measured to take. together: how many collectives of one
+    group a library runs at the same time; NCCL runs one, gloo two.
     """
 
     inside: Link
@@ -77,6 +86,7 @@ class Network:
     interfaces: int = 1
     call: float = 0.0
     measured: Mapping[tuple[str, int], Measured] = field(default_factory=dict)
+    together: int = 1
 
     def __post_init__(self) -> None:
         if self.hosts < 1 or self.devices < 1 or self.interfaces < 1:
@@ -115,6 +125,23 @@ class Network:
         """Bytes that pass a rank's links, as many as take the time that the library needs."""
         measured = self._measured(op, group.size) if self.measured else None
         return payload * _factor(op, group.size) * (measured.overhead if measured else 1.0)
+
+    def moved(self, op: str, payload: float, group: Group) -> tuple[float, float]:
+        """Bytes that pass a rank's links, and the seconds besides in which the links are free and the call goes on.
+
+        These are those of bytes as well, which take longer where groups share a link.
+        """
+        wire = self.wire(op, payload, group)
+        measured = self._measured(op, group.size) if self.measured else None
+        if measured is None or measured.sent is None or measured.sent >= measured.overhead:
+            return wire, 0.0
+        sent = wire * measured.sent / measured.overhead
+        return sent, (wire - sent) / self.bandwidth(group)
+
+    def rounds(self, op: str, group: Group) -> int:
+        """In how many parts a collective is sent, of which each waits for the one before."""
+        measured = self._measured(op, group.size) if self.measured else None
+        return measured.rounds if measured else 1
 
     def seconds(self, op: str, payload: float, group: Group) -> float:
         """Of one collective while nothing else is sent. payload: bytes as a record counts them."""

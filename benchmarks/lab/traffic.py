@@ -15,6 +15,7 @@ from benchmarks.lab.namespaces import address
 from shardiff.ranks.torch_versions import all_gather_single, reduce_scatter_single
 
 STREAM_PORT = 29700  # inside the namespaces
+LATER = 0.01  # seconds
 
 
 def sent_bytes() -> int:
@@ -49,10 +50,12 @@ def stream(size: int, source: int, target: int) -> float:
     return taken
 
 
-def collective(op: str, size: int, iterations: int, ranks: int) -> tuple[list[float], int]:
+def collective(op: str, size: int, iterations: int, ranks: int, alone: bool = False) -> tuple[list[float], int]:
     """Seconds of each call of a collective over so many ranks, and the bytes that this one sent in the last.
 
-    All ranks call it at once, in groups of so many, each on as many hosts as possible. size: payload in bytes.
+    All ranks call it at once, in groups of so many, each on as many hosts as possible. size: payload in bytes. alone:
+    only the group of rank 0 does, its last rank later than the others, and time counts from then: in a step no two
+    ranks are ready at the same moment, and gloo's all_gather is faster if they are.
     "collective_permute": to the next rank, receives posted first; "message": from the first rank to the second.
     """
     n, members, group = ranks, ranks_of(ranks), group_of(ranks)
@@ -104,8 +107,11 @@ def collective(op: str, size: int, iterations: int, ranks: int) -> tuple[list[fl
     taken, sent = [], 0
     for _ in range(1 + iterations):
         dist.barrier()
-        before, began = sent_bytes(), time.perf_counter()
-        calls[op]()
+        before, began = sent_bytes(), time.perf_counter() + alone * LATER
+        if alone and rank == n - 1:
+            time.sleep(LATER)
+        if not alone or members[0] == 0:
+            calls[op]()
         taken.append(time.perf_counter() - began)
         dist.barrier()  # what is queued has left the interface once the others have it
         sent = sent_bytes() - before

@@ -10,25 +10,27 @@ from contract.share import Sent, Share
 from contract.strategy import Run
 
 REPLICATED = ("data_parallel", "zero1")  # whose gradients torch_impl sums in buckets, over the outermost of them
-SCATTERED_LATER = ("zero2",)  # after the backward pass, so that nothing is summed before
+LOSS = "loss"
 
 
 class Buckets:
     """The buckets of the one axis whose gradients are sent while the backward pass runs, and what has filled them."""
 
-    def __init__(self, run: Run, mine: Share) -> None:
+    def __init__(self, run: Run, mine: Share, scattered: bool) -> None:
+        """scattered: whether gradients are scattered, and the shards are summed one by one."""
         replicas = [axis.name for axis in run.nested if axis.size > 1 and axis.strategy in REPLICATED]
-        buckets = run.overlap and run.implementation == "torch" and not set(SCATTERED_LATER) & set(run.strategies)
+        buckets = run.overlap and run.implementation == "torch" and not scattered
         self.axis = replicas[0] if replicas and buckets else None
-        of_element = BYTES[run.problem.dtype]
-        names, elements = [], []
-        for part in reversed(mine.parts):
-            for name, size in reversed(mine.tensors(part)):
-                names.append(name)
-                elements.append(size)
-        groups = bucketed([n * of_element for n in elements])
-        self.waiting = [{names[i] for i in group} for group in groups]
-        self.elements = [sum(elements[i] for i in group) for group in groups]
+        loss = mine.loss()
+        found = [(name, n) for part in reversed(mine.parts) for name, n in reversed(mine.tensors(part))]
+        names, elements = zip(*found, (LOSS, loss.elements), strict=True)
+        dtypes = [*(run.problem.dtype for _ in found), loss.dtype or run.problem.dtype]
+        groups = bucketed([n * BYTES[dtype] for n, dtype in zip(elements, dtypes, strict=True)], dtypes)
+        self.waiting = [{names[i] for i in group} - {LOSS} for group in groups]
+        self.sums = [
+            Sent("all_reduce", sum(elements[i] for i in group), "backward", f"bucket {number}", dtypes[group[0]])
+            for number, group in enumerate(groups)
+        ]
         self.sent = 0
 
     def ready(self, name: str) -> Iterator[Sent]:
@@ -36,5 +38,5 @@ class Buckets:
         for group in self.waiting:
             group.discard(name)
         while self.sent < len(self.waiting) and not self.waiting[self.sent]:
-            yield Sent("all_reduce", self.elements[self.sent], "backward", f"bucket {self.sent}")
+            yield self.sums[self.sent]
             self.sent += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from contract.strategy import Run
@@ -13,16 +13,18 @@ from shardiff.cost import Group, Network
 @dataclass(frozen=True)
 class Place:
     """Where one simulated rank is. host: of the ranks that it stands for. groups: axis -> its group. many: how many
-    ranks of its host it stands for."""
+    ranks of its host it stands for. peers: axis -> the simulated ranks of its group; without them it stands for all of
+    its group, but along a pipeline, where all that are simulated are one."""
 
     host: int
     groups: Mapping[str, Group]
     many: float = 1.0
+    peers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The simulated ranks: rank 0, or in a pipeline a rank of each stage."""
+    """The simulated ranks: rank 0, in a pipeline a rank of each stage, or everyone."""
 
     ranks: tuple[int, ...]
     places: tuple[Place, ...]
@@ -34,6 +36,22 @@ def placement(run: Run, network: Network) -> Placement:
         size = f"{network.hosts} x {network.devices}"
         raise ValueError(f"the mesh {run.mesh} has {run.world_size} ranks, and there are {size} devices")
     return _placement(run.mesh.axes, network.devices)
+
+
+def everyone(run: Run, network: Network) -> Placement:
+    """Every rank as itself. Raises ValueError unless the mesh fills the network."""
+    placed = placement(run, network)
+    peers: list[dict[str, tuple[int, ...]]] = [{} for _ in range(run.world_size)]
+    for name in run.mesh.names:
+        for group in run.mesh.groups(name):
+            for rank in group:
+                peers[rank][name] = tuple(group)
+    groups = {
+        name: replace(group, shared=max(1, network.devices // group.per_host))
+        for name, group in placed.places[0].groups.items()
+    }
+    places = (Place(rank // network.devices, groups, 1.0, mine) for rank, mine in enumerate(peers))
+    return Placement(tuple(range(run.world_size)), tuple(places))
 
 
 @lru_cache(4096)

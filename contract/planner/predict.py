@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from contract import memory
 from contract.planner.bounds import Groups, Stage, lasting, replayed, stages_of
-from contract.planner.instructions import Begin, Instructions, Send
-from contract.planner.places import Place, Placement, placement
+from contract.planner.instructions import Begin, Compute, Instructions, Send
+from contract.planner.places import Place, Placement, everyone, placement
 from contract.planner.program import step
 from contract.planner.simulate import simulate
 from contract.planner.timetable import timetable
@@ -20,6 +20,7 @@ from shardiff.devices import Machine
 # layers: the passes of a pipeline of more are replayed with the time that they take alone, and not simulated layer by
 # layer. It takes milliseconds instead of a second, and leaves out which of them share a link at the same time.
 MOST_SIMULATED = 8
+MOST_RANKS = 16  # of which each is simulated, where ranks that do the same drift apart
 STATED_ERROR = 0.05  # of a predicted step time: two meshes whose times differ by less are too close to call
 
 
@@ -58,12 +59,14 @@ def predict(run: Run, machine: Machine, stages: list[Stage] | None = None) -> Pr
         stages = stages or stages_of(run, machine, placed.ranks)
     if stages and run.problem.layers > MOST_SIMULATED:
         return by_replay(run, machine, placed, stages)
-    made = [step(run, rank, machine.device) for rank in placed.ranks]
-    outcome = simulate(made, placed.places, machine.network)
+    simulated = everyone(run, machine.network) if drift_apart(machine.network) else placed
+    made = [step(run, rank, machine.device) for rank in simulated.ranks]
+    outcome = simulate(made, simulated.places, machine.network)
     last = max(range(len(made)), key=lambda i: outcome.ends[i])
     spent, waits, bubble = outcome.spent[last], dict(outcome.waits[last]), 0.0
     if stages:
-        alone = replayed(run, stages, placed, machine.network, last)
+        stage = run.mesh.coordinates(simulated.ranks[last])["pp"]
+        alone = replayed(run, stages, placed, machine.network, stage)
         bubble = min(alone.bubble, waits.get("pp", 0.0))
         waits["pp"] = waits.get("pp", 0.0) - bubble
     return Prediction(
@@ -74,10 +77,16 @@ def predict(run: Run, machine: Machine, stages: list[Stage] | None = None) -> Pr
         bubble,
         spent.get("update", 0.0),
         spent.get("overhead", 0.0),
-        communication(made[last], placed.places[last], machine.network),
+        communication(made[last], simulated.places[last], machine.network),
         (needed := most_memory(run, placed.ranks)),
         total(needed) <= machine.device.memory,
     )
+
+
+def drift_apart(network: Network) -> bool:
+    """Whether ranks that do the same do it at different times, because one waits behind the other for a link between
+    hosts. Then every rank is simulated, on a machine that is small enough for that."""
+    return bool(network.between.window) and network.hosts > 1 and network.size <= MOST_RANKS
 
 
 def seconds_of(run: Run, machine: Machine) -> float:
@@ -87,6 +96,13 @@ def seconds_of(run: Run, machine: Machine) -> float:
         stages = stages_of(run, machine, placed.ranks)
         return replayed(run, stages, placed, machine.network, with_bubble=False).seconds
     return predict(run, machine).seconds
+
+
+def computed(run: Run, machine: Machine) -> float:
+    """Seconds that the busiest rank of a step computes."""
+    ranks = placement(run, machine.network).ranks
+    programs = (step(run, rank, machine.device) for rank in ranks)
+    return max(sum(one.seconds for one in program if isinstance(one, Compute)) for program in programs)
 
 
 def by_replay(run: Run, machine: Machine, placed: Placement, stages: list[Stage]) -> Prediction:

@@ -7,9 +7,13 @@ It follows from what the contract says of every strategy: what a rank holds (`co
     input of a layer                before the layer's forward pass, which waits for it
     output of a layer               after its product, and the next layer waits for it
     gradient of a layer's input     after the layer's backward pass, and the one before waits for it
-    gradient of a parameter         as soon as it is ready, in buckets; the update waits for all of them
+    gradient of a parameter         as soon as it is ready, in buckets, of which the last one has the loss as well; the
+                                    update waits for all of them
     a layer that is stored in       while the layer before it computes, which is the next one in the backward pass; its
     shards                          gradient is scattered while the following one computes (`torch_impl/prefetch.py`).
+                                    Layers that another strategy takes in pairs are both there before the first of them
+                                    computes, and both gradients are scattered once the pair is through with its
+                                    backward pass, one after the other.
                                     In a pipeline: all layers before the first pass, all gradients after the last one
     loss                            after the forward passes; the update waits for it
 
@@ -26,7 +30,7 @@ from functools import partial
 
 from contract import strategies
 from contract.axes import Axis
-from contract.layout import held_by, share
+from contract.layout import held_by, share, unit_of
 from contract.messages import programs
 from contract.planner.buckets import Buckets
 from contract.planner.instructions import (
@@ -60,9 +64,13 @@ class Builder:
         self.pending: list[str] = []  # collectives that the update waits for
         pipeline = run.size("pipeline_parallel") > 1
         gathers = any(axis.size > 1 and strategies.gathers(axis.strategy) for axis in run.axes)
+        whole = "zero2" in run.strategies  # its layers are, and their gradients are scattered
         self.ahead = gathers and run.overlap and not pipeline  # layers are gathered while the one before computes
-        self.at_the_end = pipeline or "zero2" in run.strategies  # where gradients are scattered
-        self.buckets = Buckets(run, self.share)
+        self.beside = self.ahead or (whole and run.overlap and not pipeline)  # gradients are scattered meanwhile
+        self.at_once = self.beside and not self.ahead  # as soon as the layer has both of them
+        self.at_the_end = pipeline or (whole and not self.beside)  # all of them
+        self.unit = unit_of(run)  # layers that are taken together
+        self.buckets = Buckets(run, self.share, self.beside or whole)
         self.scattering: tuple[int, list[str]] | None = None  # the layer whose gradients are being scattered
         self.placed: dict[Kind, Placed] = {}
         self.known: dict[tuple[str, Kind], Instructions] = {}
@@ -100,8 +108,9 @@ class Builder:
         placed, parts = self.of(one), self.share.parts_of(one)
         for i, part in enumerate(parts):
             product, elementwise = self.work[part.layer](one.rows)
-            if not self.at_the_end:
-                todo += self.gathered("gather", placed, [each.layer for each in parts[i : i + 2]], i == 0)
+            if not self.at_the_end and i % self.unit == 0:
+                for j in range(i, min(i + self.unit, len(parts))):
+                    todo += self.gathered("gather", placed, [each.layer for each in parts[j : j + 2]], j == 0)
             todo += self.wait_for(placed.get("before forward", part.layer))
             todo.append(Compute(product, "forward"))
             todo += self.wait_for(placed.get("after forward", part.layer))
@@ -133,16 +142,19 @@ class Builder:
                 todo.append(Compute(products * product, "backward"))
             if complete:
                 todo += self.gradient(part.layer, "w", placed)
-                todo += () if self.at_the_end else self.scatter(part.layer, placed)
+                todo += self.scatter(part.layer, placed) if self.at_once else ()
             if of_input:
                 todo += self.wait_for(placed.get("after backward", part.layer))
+            if complete and not (self.at_once or self.at_the_end) and i % self.unit == 0:
+                for each in reversed(parts[i : i + self.unit]):
+                    todo += self.scatter(each.layer, placed)
         if not complete:
             self.known[kind, self.alike(one)] = todo
         return todo
 
     def gradient(self, layer: int, name: str, placed: Placed) -> Iterator[Instruction]:
         """A gradient is complete: send the bucket that it fills; if its axis has no buckets, send it, and wait."""
-        if self.ahead or (self.at_the_end and placed.get("scatter", layer)):
+        if self.beside or (self.at_the_end and placed.get("scatter", layer)):
             return  # only shards are summed, after they are scattered
         yield from self.summed(layer, name, placed)
 
@@ -173,7 +185,7 @@ class Builder:
 
     def scatter(self, layer: int, placed: Placed) -> Iterator[Instruction]:
         """The gradients of a layer are complete: they are scattered, and those of the layer before are whole sums."""
-        if not self.ahead:
+        if not self.beside:
             yield from self.wait_for(placed.get("scatter", layer))
             return
         yield from self.scattered(placed)
@@ -208,6 +220,17 @@ class Builder:
                 for name in "bw":
                     yield from self.summed(part.layer, name, placed)
 
+    def gathered_updated(self, placed: Placed) -> Iterator[Instruction]:
+        """What each rank has updated: in one call where torch_impl gathers in place, all at once otherwise."""
+        found = [each for part in self.share.parts for each in placed.get("gather updated", part.layer)]
+        if self.run.implementation == "torch" and self.run.device == "cpu" and self.run.overlap and found:
+            elements = sum(sent.elements for _, sent in found)
+            yield from self.wait_for([(found[0][0], Sent("all_gather", elements, "update", "updated parameters"))])
+            return
+        begun = [self.start(*each) for each in found]
+        yield from begun
+        yield from (End(one.key) for one in begun)
+
     def loss(self, found: Iterable[tuple[str, Sent]]) -> Iterator[Instruction]:
         """The scalar sums of the loss. In buckets, the loss is a part of the last one."""
         for axis, sent in found:
@@ -224,8 +247,7 @@ class Builder:
         updated = held_by(self.run, self.rank, "optimizer_state")
         elements = sum(sum(self.share.elements(part)) for part in updated)
         yield Compute(update_bytes(self.run, elements) / self.device.memory_bandwidth, "update")
-        for part in self.share.parts:
-            yield from self.wait_for(placed.get("gather updated", part.layer))
+        yield from self.gathered_updated(placed)
         if self.device.overhead:
             yield Compute(self.device.overhead, "overhead")
 

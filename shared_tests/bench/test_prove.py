@@ -1,4 +1,4 @@
-"""`shardiff plan --prove`: two ranks over shaped links, what is left when it is killed, and how a proof is judged."""
+"""`shardiff plan --prove`: two ranks over shaped links, what is refused, and what is left when it is killed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
 
 from benchmarks.collectives import wire
 from benchmarks.lab.lab import Lab, open_lab, refusal
-from benchmarks.lab.namespaces import LEAST_BURST, Shape, burst_of, shaped
-from benchmarks.plan.prove import answer, calibrate, rivals
+from benchmarks.lab.namespaces import Shape
+from benchmarks.plan.prove import answer, calibrate
 from benchmarks.plan.prove import campaign as campaigns
 from benchmarks.plan.prove.campaign import Campaign, measured
-from benchmarks.plan.prove.steps import Measured, Paced
-from benchmarks.plan.prove.summary import crossing, mesh_of, summary
+from benchmarks.plan.prove.steps import Paced
+from benchmarks.plan.prove.summary import mesh_of
 from contract.axes import parse_axes
 from contract.planner.predict import seconds_of
 from contract.problem import Problem
@@ -66,17 +64,18 @@ def opened(lab, gloo, monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
     return shapes
 
 
-def run(mesh: str) -> Run:
-    return Run(axes=parse_axes(mesh), problem=PROBLEM, steps=1, microbatches=2, device="cpu")
+def run(mesh: str, problem: Problem = PROBLEM) -> Run:
+    return Run(axes=parse_axes(mesh), problem=problem, steps=1, microbatches=2, device="cpu")
 
 
 def test_the_faster_of_two_meshes_changes_where_the_plan_says(lab, gloo):
-    wide, narrow = run("dp=2"), run("pp=2")
+    """On a device and links that are slow enough for a busy machine: the crossover is at about 40 Mbit/s."""
+    slow, wide, narrow = Paced(2e8, 4e8), *(run(mesh, Problem(128, 128, 4)) for mesh in ("dp=2", "pp=2"))
 
     def predicted(one: Run, rate: float) -> float:
-        return seconds_of(one, calibrate.machine(lab.shape, rate, gloo, PACED))
+        return seconds_of(one, calibrate.machine(lab.shape, rate, gloo, slow))
 
-    low, high = 5e6, 5e9
+    low, high = 1e6, 1e9
     assert predicted(wide, low) > predicted(narrow, low) and predicted(wide, high) < predicted(narrow, high)
     while high / low > 1.01:
         middle = (low * high) ** 0.5
@@ -86,7 +85,7 @@ def test_the_faster_of_two_meshes_changes_where_the_plan_says(lab, gloo):
         lab.rates(factor * low, None)
         calibrate.check_rate(lab, factor * low)
         for one in (wide, narrow):
-            found = measured(one, lab.call(calibrate.STEPS, "steps", one, PACED, 2), gloo)
+            found = measured(one, lab.call(calibrate.STEPS, "steps", one, slow, 2), gloo)
             times[str(one.mesh), factor] = min(found["samples"])
             assert found["memory_bytes"] > 0 and len(found["sent_bytes"]) == 2
     assert times["dp=2", 0.5] > times["pp=2", 0.5]
@@ -107,7 +106,8 @@ def test_a_campaign_predicts_all_then_runs_all_and_is_saved_as_it_grows(opened, 
         assert one["predicted"] == before["predicted"]
         assert 0 < one["measured"]["difference"] <= campaigns.TOLERANCE
         assert len(one["measured"]["sent_bytes"]) == 2 and one["measured"]["memory_bytes"] > 0
-    assert last["labs"][0]["flops_per_second"] if paced is None else last["labs"][0]["unhidden_seconds"]
+    assert [one["mesh"] for one in last["labs"][0]["unhidden"]] == [{"tp": 2}, {"dp": 2}]
+    assert len(last["labs"][0]["flops_per_second"]) == (paced is None)
     assert opened == [Shape(1, 2)]
     out = capsys.readouterr().out
     lines = [line.split()[:7] for line in out.splitlines()]
@@ -210,83 +210,3 @@ def test_a_wrong_proof_is_refused_before_anything_starts(options, flaw, capsys):
 def test_shapes_and_rates_are_for_a_proof_only(capsys):
     assert cli.main(["plan", "--shape", "1x2"]) == 2
     assert "--shape is for --prove" in capsys.readouterr().err
-
-
-def test_a_campaign_has_every_mesh_in_every_order_that_matters():
-    one, two = Campaign().runs(Shape(1, 4), PROBLEM), Campaign().runs(Shape(2, 2), PROBLEM)
-    assert {"dp=4", "tp=4", "pp=4", "dp=2,tp=2"} <= {str(run.mesh) for run in one}
-    assert {"dp=2,tp=2", "tp=2,dp=2"} <= {str(run.mesh) for run in two}
-
-
-def test_problems_take_the_rates_in_turn_where_that_is_asked_for():
-    usual = Campaign(rates=(1.0, 2.0, 3.0, 4.0), in_turn=True)
-    first, second = usual.problems
-    assert usual.cases() == [(1.0, first), (2.0, second), (3.0, first), (4.0, second)]
-    assert len(Campaign(rates=(1.0, 2.0)).cases()) == 4
-    runs = [run for shape in usual.shapes for _, problem in usual.cases() for run in usual.runs(shape, problem)]
-    assert len(runs) >= 100
-
-
-def test_rivals_that_do_not_train_alike_are_no_rivals():
-    losses = dict.fromkeys(rivals.RIVALS, 1.0)
-
-    def call(*asked: object) -> list[dict]:
-        return [{name: {"seconds": [2.0, 4.0], "sent": 10, "loss": loss} for name, loss in losses.items()}] * 2
-
-    lab: Any = SimpleNamespace(shape=Shape(1, 2), rates=lambda *rates: None, call=call)
-    assert [one["seconds"] for one in rivals.measure(lab, 1e6, PROBLEM, PACED, 2)] == [3.0] * 5
-    losses["DDP"] = 1.1
-    with pytest.raises(ValueError, match=r"losses differ after 3 steps: .*'DDP': 1.1"):
-        rivals.measure(lab, 1e6, PROBLEM, PACED, 2)
-
-
-def test_a_token_bucket_has_half_a_millisecond_of_the_rate():
-    assert burst_of(1e9) == 62_500 and burst_of(1e6) == LEAST_BURST
-    assert shaped("p0", 1e9).startswith("qdisc replace dev p0 root tbf rate 1000000000bit burst 62500 limit")
-
-
-def entry(mesh: str, rate: float, predicted: float, measured: float, other: float = 1.0) -> dict:
-    name, size = mesh.split("=")
-    times = {"seconds": predicted, "max_of_compute_and_communication": other, "memory_bytes": 90}
-    return {
-        "shape": "1x2",
-        "rate_bits_per_second": rate,
-        "batch": 1,
-        "width": 1,
-        "predicted": times | {"mesh": {name: int(size)}},
-        "measured": {"seconds": measured, "memory_bytes": 100, "flagged": 1, "kept_flagged": False},
-    }
-
-
-def test_a_proof_is_judged_by_its_errors_its_choices_and_its_crossovers():
-    configurations = [
-        entry("dp=2", 1e6, 2.0, 2.2),
-        entry("tp=2", 1e6, 1.0, 1.0),
-        entry("dp=2", 4e6, 1.0, 1.0, 2.0),
-        entry("tp=2", 4e6, 2.0, 2.2),
-    ]
-    found = summary(configurations)
-    assert found is not None
-    assert found["simulation"]["median"] == pytest.approx((0 + 1 / 11) / 2)
-    assert found["memory"]["largest"] == pytest.approx(0.1)
-    assert found["choices"] == {"right": 2, "of": 2} and found["choices_by_max"]["right"] == 0
-    (crossed,) = found["crossovers"]
-    assert crossed["predicted_bits_per_second"] == pytest.approx(2e6)
-    assert crossed["measured_bits_per_second"] == pytest.approx(2e6)
-    assert summary([configurations[0] | {"measured": None}]) is None
-    assert crossing(1, 10, 1.0, 2.0) is None
-
-
-def test_wrong_values_and_bytes_that_no_plan_explains_fail_a_proof():
-    gloo = calibrate.Gloo(1e9, {}, {("all_reduce", 2): 1.0, ("all_gather", 2): 1.0, ("reduce_scatter", 2): 2.0})
-    one = run("tp=2")
-    sent = 3 * 128 * 256 * 4
-
-    def found(difference: float, sent: int) -> Measured:
-        return Measured([1.0], [False], sent, 0.0, difference, {"parameters": 1})
-
-    assert measured(one, [found(1e-6, sent)] * 2, gloo)["seconds"] == 1.0
-    with pytest.raises(ValueError, match="differ from the reference's by 1.0e-03"):
-        measured(one, [found(1e-3, sent)] * 2, gloo)
-    with pytest.raises(ValueError, match="rank 0 has sent"):
-        measured(one, [found(1e-6, 2 * sent)] * 2, gloo)

@@ -29,6 +29,7 @@ from shardiff.record import wire_factor
 from shardiff.system import machine as here
 
 Document = dict[str, Any]
+Alike = tuple[Problem, tuple[tuple[str, int], ...]]  # a problem, and the axes of a mesh by name
 SMALL_TALK = 30_000  # bytes of barriers and acknowledgements in a step
 BYTES_OFF = 0.05
 TOLERANCE = 1e-5
@@ -87,7 +88,7 @@ def prove(
     campaign = campaigns[0]
     document: Document = {
         "kind": "plan_proof",
-        "schema": 1,
+        "schema": 2,
         "machine": here.facts(),
         "settings": {
             "paced": campaign.paced._asdict() if campaign.paced else None,
@@ -100,6 +101,7 @@ def prove(
         "configurations": [],
         "summary": None,
     }
+    overheads: dict[Alike, float] = {}
     resume.begin(document, None)
     for shape in dict.fromkeys(shape for each in campaigns for shape in each.shapes):
         starting(f"{shape}: namespaces, links, and gloo's collectives")
@@ -108,7 +110,7 @@ def prove(
             rates = [rate for each in here_run for rate in each.rates]
             gloo = calibrate.measure(lab, math.prod(rates) ** (1 / len(rates)), here_run[0].inside)
             for each in here_run:
-                of_lab(each, lab, gloo, document, save, starting)
+                of_lab(each, lab, gloo, overheads, document, save, starting)
     document["complete"] = True
     save(document)
     return document
@@ -118,35 +120,41 @@ def of_lab(
     campaign: Campaign,
     lab: Lab,
     gloo: calibrate.Gloo,
+    overheads: dict[Alike, float],
     document: Document,
     save: Callable[[Document], object],
     starting: Callable[[str], object],
 ) -> None:
-    """All configurations of one shape: predict all, then run all."""
+    """All configurations of one shape: predict all, then run all.
+
+    overheads: what is known of steps that send nothing, which take as long on as many ranks of another shape.
+    """
     shape, paced = lab.shape, campaign.paced
     inside = campaign.inside if shape.hosts > 1 else None
-    flops: dict[Problem, float] = {}
-    overheads: dict[Problem, float] = {}
-    for problem in campaign.problems:
-        if paced:
-            overheads[problem] = calibrate.unhidden(lab, gloo, paced, problem)
-        else:
-            flops[problem] = calibrate.real_rate(lab, problem)
+    flops = {problem: 0.0 if paced else calibrate.real_rate(lab, problem) for problem in campaign.problems}
+    runs = [run for problem in campaign.problems for run in campaign.runs(shape, problem)]
+    for run in runs:
+        if alike(run) not in overheads:
+            starting(f"{shape}: a step that sends nothing: {run.mesh}, batch {run.problem.batch}")
+            overheads[alike(run)] = calibrate.unhidden(lab, paced, run, flops[run.problem])
     document["labs"].append(
         {
             "shape": str(shape),
             **gloo.to_json(),
-            "unhidden_seconds": list(overheads.values()),
-            "flops_per_second": list(flops.values()),
+            "unhidden": [
+                {"mesh": dict(axes), "batch": problem.batch, "width": problem.width, "seconds": seconds}
+                for (problem, axes), seconds in overheads.items()
+                if (problem, axes) in map(alike, runs)
+            ],
+            "flops_per_second": [rate for rate in flops.values() if rate],
         }
     )
     todo: list[tuple[float, Run, Prediction]] = []
     now, commit = datetime.now(UTC).isoformat(timespec="seconds"), here.commit()
     first = len(document["configurations"])
     for rate, problem in campaign.cases():
-        device = flops.get(problem, 0.0), overheads.get(problem, 0.0)
-        where = calibrate.machine(shape, rate, gloo, paced, *device, inside)
         for run in campaign.runs(shape, problem):
+            where = calibrate.machine(shape, rate, gloo, paced, flops[problem], overheads[alike(run)], inside)
             found = predict(run, where)
             todo.append((rate, run, found))
             document["configurations"].append(
@@ -184,13 +192,17 @@ def of_lab(
         save(document)
 
 
+def alike(run: Run) -> Alike:
+    """What runs have in common that do the same in a step that sends nothing."""
+    return run.problem, tuple(sorted(run.mesh.axes))
+
+
 def measured(run: Run, answers: Sequence[Measured], gloo: calibrate.Gloo) -> Document:
     """What the ranks found, judged: values against the reference, bytes against the plan.
 
     Raises ValueError for a wrong value or for bytes that no plan explains.
     """
-    good = [i for i in range(len(answers[0].seconds)) if not answers[0].flagged[i]]
-    each = [max(one.seconds[i] for one in answers) for i in (good or range(len(answers[0].seconds)))]
+    each, flagged = calibrate.undisturbed(answers), sum(answers[0].flagged)
     worst = max((one.difference for one in answers if not math.isnan(one.difference)), default=None)
     if worst is not None and worst > TOLERANCE:
         raise ValueError(f"{run.mesh}: a rank's parameters differ from the reference's by {worst:.1e}")
@@ -201,8 +213,8 @@ def measured(run: Run, answers: Sequence[Measured], gloo: calibrate.Gloo) -> Doc
     return {
         "seconds": median(each),
         "samples": each,
-        "flagged": len(answers[0].seconds) - len(good),
-        "kept_flagged": not good,
+        "flagged": flagged,
+        "kept_flagged": flagged == len(answers[0].seconds),
         "sent_bytes": [one.sent for one in answers],
         "planned_bytes": [round(plan) for plan in planned],
         "difference": worst,

@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from statistics import median
 from typing import Any
 
 from benchmarks.documents import kept
 from benchmarks.plan.prove import claims, rivals
-from benchmarks.plan.prove.summary import summary
+from benchmarks.plan.prove.summary import WITHIN, groups, mesh_of, summary
 from benchmarks.words import binary_size, counted
 from shardiff.system import machine
 
 PAGE = kept.ROOT / "docs" / "plan.md"
 NEAR = 0.10  # of the predicted rate, for a crossover to be where it was predicted
+STEEP = 0.3  # change of the ratio of two times over that of the rate: a crossover that 3 % of time move by 10 %
 Document = dict[str, Any]
 
 
@@ -33,6 +35,7 @@ def blocks() -> dict[str, list[str]]:
     paced, real, said = map(newest, ("plan_paced", "plan_real", "plan_claims"))
     if paced and real:
         made["proof"] = [*about(*paced), "", *table(paced[1], real[1]), "", *crossed(paced[1])]
+        made["choices"] = [*chosen(paced[1]["configurations"])]
     if said:
         done = said[1]["configurations"]
         calm = sum(not one["measured"]["kept_flagged"] for one in done)
@@ -94,10 +97,39 @@ def crossed(document: Document) -> Iterator[str]:
     """How near the crossovers were, and memory."""
     found = summary(document["configurations"])
     assert found is not None
-    off = [one["predicted_bits_per_second"] / one["measured_bits_per_second"] - 1 for one in found["crossovers"]]
-    near = sum(abs(each) <= NEAR for each in off)
-    yield f"{near} of {counted(len(off), 'crossover')} were measured within {percent(NEAR, 0)} of the predicted rate."
+    crossings, off = found["crossovers"], percent(NEAR, 0)
+    near = [
+        one for one in crossings if abs(one["predicted_bits_per_second"] / one["measured_bits_per_second"] - 1) <= NEAR
+    ]
+    yield f"{len(near)} of {counted(len(crossings), 'crossover')} were measured within {off} of the predicted rate."
+    if crossings:
+        steep = [one for one in crossings if one["steep"] >= STEEP]
+        by = percent(NEAR * STEEP, 0)
+        apart = percent(median(one["apart"] for one in crossings))
+        both = sum(one in near for one in steep)
+        yield f"{both} of these are among the {len(steep)} where {off} of the rate change the"
+        yield f"ratio of the two times by {by} or more. At the predicted rate, the measured times of the two meshes"
+        yield f"differ by {apart} in the median."
     yield f"Memory was predicted with an error of at most {percent(found['memory']['largest'], 2)}."
+
+
+def chosen(entries: list[Document]) -> Iterator[str]:
+    """One line for each choice: the three meshes that were predicted to be the fastest, and the fastest one."""
+    yield "| ranks, Mbit/s, batch x width | first | second | third | fastest | |"
+    yield "|---|---|---|---|---|---|"
+    for those in groups(entries, "shape", "rate_bits_per_second", "batch", "width"):
+        ranked = sorted(those, key=lambda one: one["predicted"]["seconds"])
+        fastest = min(those, key=lambda one: one["measured"]["seconds"])
+        over = ranked[0]["measured"]["seconds"] / fastest["measured"]["seconds"] - 1
+        case = "{shape}, {rate:g}, {batch} x {width}".format(rate=those[0]["rate_bits_per_second"] / 1e6, **those[0])
+        cells = [f"`{mesh_of(one)}` {seconds(one)}" for one in (*ranked[:3], fastest)]
+        yield f"| {case} | {' | '.join(cells)} | {'right' if over <= WITHIN else f'{percent(over)} slower'} |"
+
+
+def seconds(one: Document) -> str:
+    """A step as predicted and as measured; * where every sample was disturbed."""
+    times = f"{one['predicted']['seconds']:.2f}, {one['measured']['seconds']:.2f}"
+    return f"{times}*" if one["measured"]["kept_flagged"] else times
 
 
 def of_wire(name: str, document: Document) -> Iterator[str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,8 +66,9 @@ def choices(done: Sequence[Entry], name: str) -> dict[str, int]:
 
 
 def crossovers(done: Sequence[Entry]) -> Iterator[dict[str, Any]]:
-    """Rates at which two meshes take as long, predicted and measured: both interpolated between the same two rates, at
-    which their order changes, along straight lines of log time over log rate."""
+    """Rates at which two meshes take as long, predicted and measured: both between the same two rates, at which their
+    order changes, along straight lines of time over 1 / rate. apart: by how much the measured times of the two differ
+    at the predicted rate. steep: how much their ratio changes with the rate, as a power of it."""
     for those in groups(done, "shape", "batch", "width"):
         lines: dict[str, dict[float, Entry]] = {}
         for one in those:
@@ -75,19 +76,25 @@ def crossovers(done: Sequence[Entry]) -> Iterator[dict[str, Any]]:
         for a, b in combinations(lines, 2):
             rates = sorted(lines[a].keys() & lines[b].keys())
             for low, high in zip(rates, rates[1:], strict=False):
-                found = [
-                    crossing(low, high, *(gap(lines[a][rate], lines[b][rate], kind) for rate in (low, high)))
+                pairs = [
+                    [
+                        Line(low, high, *(of[rate][kind]["seconds"] for rate in (low, high)))
+                        for of in (lines[a], lines[b])
+                    ]
                     for kind in ("predicted", "measured")
                 ]
-                if None not in found:
-                    first = those[0]
+                predicted, measured = (crossing(*pair) for pair in pairs)
+                if predicted is not None and measured is not None:
+                    first, second = (line.at(predicted) for line in pairs[1])
                     yield {
-                        "shape": first["shape"],
-                        "batch": first["batch"],
-                        "width": first["width"],
+                        "shape": those[0]["shape"],
+                        "batch": those[0]["batch"],
+                        "width": those[0]["width"],
                         "meshes": [a, b],
-                        "predicted_bits_per_second": found[0],
-                        "measured_bits_per_second": found[1],
+                        "predicted_bits_per_second": predicted,
+                        "measured_bits_per_second": measured,
+                        "apart": max(first, second) / min(first, second) - 1,
+                        "steep": abs(math.log(pairs[1][0].ratio / pairs[1][1].ratio)) / math.log(high / low),
                     }
 
 
@@ -96,14 +103,29 @@ def mesh_of(one: Entry) -> str:
     return ",".join(f"{name}={size}" for name, size in one["predicted"]["mesh"].items())
 
 
-def gap(a: Entry, b: Entry, kind: str) -> float:
-    """log of a's time over b's."""
-    return math.log(a[kind]["seconds"] / b[kind]["seconds"])
+class Line(NamedTuple):
+    """Seconds at two rates, and in between: what is sent takes time in proportion to 1 / rate, all else takes the same
+    time."""
+
+    low: float
+    high: float
+    at_low: float
+    at_high: float
+
+    @property
+    def ratio(self) -> float:
+        """Of the times at both rates."""
+        return self.at_low / self.at_high
+
+    def at(self, rate: float) -> float:
+        share = (1 / self.low - 1 / rate) / (1 / self.low - 1 / self.high)
+        return self.at_low + share * (self.at_high - self.at_low)
 
 
-def crossing(low: float, high: float, at_low: float, at_high: float) -> float | None:
-    """Where a line between two values of a logarithm is 0, over the logarithm of the rate."""
-    if at_low * at_high >= 0:
+def crossing(a: Line, b: Line) -> float | None:
+    """The rate at which two lines between the same rates cross."""
+    before, after = a.at_low - b.at_low, a.at_high - b.at_high
+    if before * after >= 0:
         return None
-    share = at_low / (at_low - at_high)
-    return low * (high / low) ** share
+    share = before / (before - after)
+    return 1 / (1 / a.low + share * (1 / a.high - 1 / a.low))
