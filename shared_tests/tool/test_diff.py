@@ -10,7 +10,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import jax
 import pytest
@@ -103,8 +102,8 @@ def test_every_difference_of_annotated_code_is_under_a_rule(strategy, target):
 @pytest.mark.parametrize(("strategy", "reshard"), [*often([*WIRE], [*WIRE][:2]), ("fully_sharded", "naive")])
 def test_what_xla_derives_for_zero_has_the_known_bytes_and_every_difference_a_rule(strategy, reshard, target):
     needs_compiler(target)
-    spelling: dict[str, Any] = {"spelling": "naive"} if reshard == "naive" else {"reshard": reshard}
-    run = Run("annotated", one_axis(strategy, 8), Problem(256, 1024, 4), **spelling)
+    spelling = {"spelling": "naive"} if reshard == "naive" else {"reshard": reshard}
+    run = Run("annotated", one_axis(strategy, 8), Problem(256, 1024, 4), **spelling)  # type: ignore[arg-type]
     text = compiled(run, target).hlo
     written = cost.communication(replace(run, implementation="torch", spelling="best"))
     derived = hlo.read(text).records
