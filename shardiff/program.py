@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardiff.mesh import Mesh
-from shardiff.record import PHASES, Record, step_bytes, totals
+from shardiff.record import BITS, OPS, PHASES, Record, step_bytes, totals
 from shardiff.system.words import size
 
 HTML = """<p>{{ heading }}</p>
@@ -133,11 +133,20 @@ class Program:
         """The part of the program whose records are of this op, have a payload above `over` bytes, and these fields.
 
         A field is any of a Record's: phase="backward", axis="tp", dtype="bfloat16", group_size=8. `source` and `detail`
-        match where they contain the text.
+        match where they contain the text. Raises ValueError for a field, op, phase, type or axis of the mesh that does
+        not exist, because `assert not program.only(...)` would hold for every program.
         """
         for name in fields:
             if name not in Record.__dataclass_fields__:
                 raise ValueError(f"a record has no field {name!r}; it has {', '.join(Record.__dataclass_fields__)}")
+        for name, known in (("op", OPS), ("phase", PHASES), ("dtype", BITS)):
+            wanted = op if name == "op" else fields.get(name)
+            if wanted is not None and wanted not in known and "+" not in str(wanted):  # + joins the types of parts
+                raise ValueError(f"unknown {name} {wanted!r}; known: {', '.join(known)}")
+        names = {*self.mesh.names, ""} if self.mesh else None
+        for axis in (fields.get("axis") or "").split(","):
+            if names is not None and axis not in names:
+                raise ValueError(f"no axis {axis!r} in the mesh {self.mesh}")
 
         def fits(record: Record) -> bool:
             if (op is not None and record.op != op) or record.payload_bytes <= over and over > 0:

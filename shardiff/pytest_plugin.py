@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Communication:
         kept = baseline.read(self.file) if self.file.exists() else {}
         if key not in kept:
             raise AssertionError(f"{self.file.name} has no baseline of {key}: write it with pytest {OPTION}")
-        diff(kept[key], found).assert_same(allow=allow)
+        diff(replace(kept[key], label="the baseline"), found).assert_same(allow=allow)
 
 
 @contextmanager

@@ -57,14 +57,14 @@ class Executions:
 
     def __mul__(self, other: Executions) -> Executions:
         """Nesting: a loop of `self` trips around something that runs `other` times."""
-        bounded = self.max is not None and other.max is not None
-        unknown = None if 0 not in (self.max, other.max) else 0
-        return Executions(self.min * other.min, self.max * other.max if bounded else unknown)  # type: ignore[operator]
+        if self.max is None or other.max is None:
+            return Executions(self.min * other.min, 0 if 0 in (self.max, other.max) else None)
+        return Executions(self.min * other.min, self.max * other.max)
 
     def __add__(self, other: Executions) -> Executions:
         """Succession: something that runs `self` times here and `other` times there."""
-        bounded = self.max is not None and other.max is not None
-        return Executions(self.min + other.min, self.max + other.max if bounded else None)  # type: ignore[operator]
+        most = None if self.max is None or other.max is None else self.max + other.max
+        return Executions(self.min + other.min, most)
 
 
 @dataclass(frozen=True)

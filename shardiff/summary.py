@@ -106,7 +106,9 @@ def calls_text(count: int) -> str:
 
 
 def totals_text(summary: Summary) -> str:
-    """Calls, payload, and what a rank must send; where ranks differ, what the busiest must, said so, with the least."""
+    """Calls, payload, and what a rank must send, if anything; where ranks differ, the busiest and the idlest."""
+    if not summary.sums:
+        return "no communication"
     calls = calls_text(sum(each.calls for each in summary.sums))
     most, least = summary.busiest, summary.idlest
     if most is None or least is None:

@@ -59,7 +59,7 @@ def again(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function whose arguments alone are kept: the backward pass runs it again (Chen et al., 1604.06174)."""
 
     def checkpointed(*args: Any) -> Tensor:
-        return checkpoint(function, *args, use_reentrant=False)  # type: ignore[no-any-return]
+        return checkpoint(function, *args, use_reentrant=False)
 
     return checkpointed
 

@@ -233,29 +233,29 @@ def all_to_all_dims(x: Tensor, group: ProcessGroup, split: int, concat: int) -> 
 
 def all_gather_reduce_scatter(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
     """Forward: gather the shards. Backward: every rank used the whole, so sum their gradients and split the sum."""
-    return _AllGatherReduceScatter.apply(x, group, dim)  # type: ignore[no-any-return]
+    return _AllGatherReduceScatter.apply(x, group, dim)
 
 
 def all_gather_reduce_scatter_flat(shards: Sequence[Tensor], group: ProcessGroup) -> tuple[Tensor, ...]:
     """The same for several tensors, along dim 0 and in one call each way."""
-    return _AllGatherReduceScatterFlat.apply(group, *shards)  # type: ignore[no-any-return]
+    return _AllGatherReduceScatterFlat.apply(group, *shards)
 
 
 def reduce_scatter_all_gather(x: Tensor, group: ProcessGroup, dim: int) -> Tensor:
     """Forward: sum partial results and split the sum. Backward: gather the gradients of the shards."""
-    return _ReduceScatterAllGather.apply(x, group, dim)  # type: ignore[no-any-return]
+    return _ReduceScatterAllGather.apply(x, group, dim)
 
 
 def identity_all_reduce(x: Tensor, group: ProcessGroup) -> Tensor:
     """Megatron's f (Shoeybi et al., 1909.08053). Forward: nothing. Backward: sum the gradients of all uses of x."""
-    return _IdentityAllReduce.apply(x, group)  # type: ignore[no-any-return]
+    return _IdentityAllReduce.apply(x, group)
 
 
 def all_reduce_identity(x: Tensor, group: ProcessGroup) -> Tensor:
     """Megatron's g. Forward: sum partial results. Backward: nothing, every rank has the gradient of the sum."""
-    return _AllReduceIdentity.apply(x, group)  # type: ignore[no-any-return]
+    return _AllReduceIdentity.apply(x, group)
 
 
 def all_to_all_back(x: Tensor, group: ProcessGroup, split: int, concat: int) -> Tensor:
     """Forward: send block r of dim `split` to rank r, join what arrives along dim `concat`. Backward: its inverse."""
-    return _AllToAllBack.apply(x, group, split, concat)  # type: ignore[no-any-return]
+    return _AllToAllBack.apply(x, group, split, concat)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shardiff.cli import sides
 from shardiff.cli.answers import complain, one_of
-from shardiff.diff import FAIL_ON, Diff, diff
+from shardiff.diff import FAIL_ON, Diff, diff, shared_axes
 from shardiff.program import Program
 
 Pair = tuple[str | None, str | None]
@@ -35,14 +35,15 @@ def plan(
 def run(pair: tuple[sides.Side, sides.Side], same_axes: bool, fail_on: str | None, as_json: bool) -> int:
     """Get both programs, print their diff, and return the exit status. Raises ValueError, one line.
 
-    same_axes: axes of equal names are the same, however either side numbers its ranks.
+    same_axes: axes of equal names and lengths are the same, however either side numbers its ranks.
     """
     try:
         left, right = map(sides.program, pair)
     except sides.SideError as error:
         complain(str(error))
         return error.status
-    found = diff(left, right, axes=same_axes)
+    axes = shared_axes(left.mesh, right.mesh) if same_axes and left.mesh and right.mesh else None
+    found = diff(left, right, axes=axes)
     show(found, as_json)
     return int(found.fails(fail_on))
 

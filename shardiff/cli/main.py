@@ -161,7 +161,11 @@ def trace(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")] = None,
     module: Annotated[bool, typer.Option("-m", "--module", help="Run a module, as python -m does.")] = False,
     nproc: Annotated[
-        int | None, typer.Option(metavar="N", help="Processes, started as torchrun would. 1 by default.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Processes, as torchrun starts them; 1 by default. 0: one as Python does, which starts its own ranks.",
+        ),
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare every call over ranks before it blocks; stop where they disagree.")
@@ -178,8 +182,8 @@ def trace(
         bool,
         typer.Option(
             "--values",
-            help="Compare replicas bit by bit: the results of all_reduce, all_gather and broadcast, and the parameters "
-            "of every DistributedDataParallel at the start and after each step. The first that differs is named.",
+            help="Compare replicas bit by bit: results of all_reduce, all_gather and broadcast, and DDP's parameters "
+            "at the start and after each step. The first that differs is named.",
         ),
     ] = False,
     timeout: Annotated[
@@ -199,8 +203,7 @@ def trace(
         str,
         typer.Option(
             metavar="FORMAT",
-            help="table, json, csv, markdown, perfetto (a timeline), github (annotations) or junit. For all but table, "
-            "the script's own output goes to stderr.",
+            help="table, json, csv, markdown, perfetto, github or junit; but for table, the script prints to stderr.",
         ),
     ] = "table",
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
@@ -263,7 +266,7 @@ def diff(
     left_mesh: Annotated[str | None, typer.Option(metavar="AXIS=N,...", help="Those of the left side.")] = None,
     right_mesh: Annotated[
         str | None,
-        typer.Option(metavar="AXIS=N,...", help="Those of the right side. With both, axes of equal names correspond."),
+        typer.Option(metavar="AXIS=N,...", help="Of the right side. With both, axes of equal names and lengths agree."),
     ] = None,
     nproc: Annotated[
         int | None, typer.Option(metavar="N", help="Processes of SCRIPT.py, which is traced. 2 by default.")

@@ -133,12 +133,13 @@ def one_step(run: Program, step: int | None) -> Program:
     if step == 0 or not steps:
         return run
     number = step or len(steps)
-    return replace(steps[number - 1], label=f"{run.label}, step {number} of {len(steps)}", mesh=run.mesh)
+    return replace(steps[number - 1], label=f"{run.label} (step {number} of {len(steps)})", mesh=run.mesh)
 
 
 def traced(side: Side) -> Program:
     """What a torch script communicates in its whole run. Raises SideError where it fails or its ranks disagree."""
-    label = f"{Path(side.text).name} on {side.nproc} rank{'s' * (side.nproc != 1)}"
+    name = shlex.join([Path(side.text).name, *side.arguments])
+    label = f"{name} on {side.nproc} rank{'s' * (side.nproc != 1)}"
     try:
         done = trace_program("script", side.text, side.arguments, side.nproc, Options(quiet=True), label)
     except ValueError as error:

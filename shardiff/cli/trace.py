@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from shardiff.program import Program
 from shardiff.tracing.torchrun import under_torchrun
 from shardiff.tracing.traced import Options, trace_program
 
+OPTIONS = (
+    *("--nproc", "--verify", "--strict", "--values", "--timeout", "--steps", "--all", "--format", "--json"),
+    *("--fail-on", "--baseline", "--update-baseline"),
+)
 STATUS = {"mismatch": 1, "deadlock": 1, "stuck": 3}
 
 
@@ -44,11 +49,14 @@ class Request:
 def refusal(asked: Request) -> str | None:
     """Why this cannot be traced, in one line; None if it can."""
     nproc, timeout = asked.nproc, asked.options.timeout
-    if nproc is not None and nproc < 1:
-        return f"nproc must be at least 1, got {nproc}"
+    if nproc is not None and nproc < 0:
+        return f"nproc must be at least 1, or 0 for a script that starts its own ranks; got {nproc}"
     if asked.module:
         if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", asked.target):
             return f"{asked.target!r} is no name of a module; a file is traced without -m"
+        package = asked.target.partition(".")[0]
+        if not (find_spec(package) or PathFinder.find_spec(package, [os.getcwd()])):
+            return f"no module named {package!r} here"
     elif not (script := Path(asked.target)).is_file():
         return f"{script}: {'is a directory' if script.is_dir() else 'no such file'}"
     elif not os.access(script, os.R_OK):
@@ -103,11 +111,21 @@ def show(asked: Request) -> int:
         baseline.update(asked.baseline, {label(asked): traced.program})
     elif asked.baseline:
         more = budget.compare(traced.program, baseline.read(asked.baseline)[label(asked)])
-    agree, notes = traced.errors, [*traced.notes, *jax_note(asked, traced.program)]
+    agree, notes = traced.errors, [*traced.notes, *jax_note(asked, traced.program), *stray(asked)]
     traced = replace(traced, errors=[*traced.errors, *over, *more], notes=notes)
     checks = {"the ranks agree": agree, "budgets": over, "baseline": more}
     present(traced, checks, asked.format, asked.steps, asked.every)
     return status or int(bool(over or more))
+
+
+def stray(asked: Request) -> list[str]:
+    """A line for each option of the command that stands after a script which does not mention it."""
+    with suppress(OSError):  # of a module it is not known what it reads
+        text = Path(asked.target).read_text(errors="replace")
+        words = {word.partition("=")[0] for word in asked.arguments}
+        names = [name for name in OPTIONS if name in words and name not in text and name.strip("-") not in text]
+        return [f"{name} was given to {asked.target}; an option of shardiff stands before it" for name in names]
+    return []
 
 
 def jax_note(asked: Request, program: Program) -> list[str]:

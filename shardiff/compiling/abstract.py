@@ -71,7 +71,8 @@ def _evaluated(make: Callable[[], Any], mesh: jax.sharding.Mesh | None) -> Any:
     if mesh is not None:
         with jax.set_mesh(mesh):
             return eval_shape(make)
-    with nnx.use_eager_sharding(False) if hasattr(nnx, "use_eager_sharding") else nullcontext():  # type: ignore
+    eager = getattr(nnx, "use_eager_sharding", None)
+    with eager(False) if eager else nullcontext():
         return eval_shape(make)
 
 

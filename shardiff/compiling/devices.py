@@ -58,7 +58,7 @@ def _cpu_devices(count: int) -> list[Any]:
     jaxlib's client is not public API, so where a jaxlib has it no more, the process's own devices serve.
     """
     try:
-        from jaxlib.xla_client import make_cpu_client  # type: ignore[import-untyped]
+        from jaxlib.xla_client import make_cpu_client
 
         return make_cpu_client(num_devices=count).devices()
     except (ImportError, AttributeError, TypeError):

@@ -27,6 +27,8 @@ from shardiff.compiling.hardware import parse
 from shardiff.compiling.meshes import on, sized
 from shardiff.compiling.reading import read
 
+MOST = 200  # characters of an error's message in one line
+
 
 class Failed(Exception):
     """The user's code raised. The message says what, in one line; the traceback has been printed."""
@@ -151,7 +153,9 @@ def told(what: str) -> Iterator[None]:
         if isinstance(error, ValueError) and frames is None:  # what it has returned is refused
             raise
         traceback.print_exception(type(error), error, frames)
-        raise Failed(f"{what} raised {type(error).__name__}") from None
+        message = " ".join(str(error).split())
+        said = f": {message if len(message) <= MOST else message[: MOST - 3] + '...'}" if message else ""
+        raise Failed(f"{what} raised {type(error).__name__}{said}") from None
 
 
 def not_the_user_s(file: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from shardiff.diff.rows import Row, align, extra_bytes, unexplained
 from shardiff.diff.rules import WHY, labels
+from shardiff.mesh import Mesh
 from shardiff.program import Program
 from shardiff.record import SCHEMA
 
@@ -45,6 +46,7 @@ class Diff:
 
         allow: names of rules, as in `shardiff.diff.rules.WHY`.
         """
+        __tracebackhide__ = True  # pytest shows the line that asked
         allowed = set(allow)
         if unknown := sorted(allowed - WHY.keys()):
             raise ValueError(f"unknown rule {unknown[0]!r}; known: {', '.join(WHY)}")
@@ -84,10 +86,20 @@ def diff(left: Program, right: Program, axes: Mapping[str, str] | bool | None = 
 
     axes: by default a collective is the same only if the very same ranks take part. Where the programs number their
     ranks in different ways, say which axis of the left mesh is which of the right: {"dp": "data"}, or True for axes of
-    equal names. Both programs then need a mesh, and the named axes must be equally long. Raises ValueError otherwise.
+    equal names and lengths. Both programs then need a mesh, and the named axes must be equally long. Raises ValueError
+    otherwise, and for what is no Program.
     """
+    for side in (left, right):
+        if not isinstance(side, Program):
+            made = "shardiff.read, compile and trace make one"
+            raise ValueError(f"diff compares two Programs, got {type(side).__name__}; {made}")
     names = labels(left.label, right.label)
     return Diff(left, right, tuple(align(left.records, right.records, mapped(left, right, axes), names)))
+
+
+def shared_axes(left: Mesh, right: Mesh) -> dict[str, str]:
+    """The axes that have equal names and lengths in two meshes."""
+    return {name: name for name in left.names if name in right.names and left.size_of(name) == right.size_of(name)}
 
 
 def mapped(left: Program, right: Program, axes: Mapping[str, str] | bool | None) -> dict[str, str] | None:
@@ -97,7 +109,7 @@ def mapped(left: Program, right: Program, axes: Mapping[str, str] | bool | None)
     if left.mesh is None or right.mesh is None:
         raise ValueError("axes map one mesh to another: both programs need a mesh, such as dp=2,tp=4")
     if axes is True:
-        axes = {name: name for name in left.mesh.names if name in right.mesh.names}
+        axes = shared_axes(left.mesh, right.mesh)
         if not axes:
             raise ValueError(f"the meshes {left.mesh} and {right.mesh} have no axis in common")
     for mine, theirs in axes.items():

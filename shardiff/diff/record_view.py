@@ -19,8 +19,18 @@ def times(record: Record) -> str:
     return str(least) if least == most else f"{least}..{'' if most is None else most}"
 
 
+def operation(record: Record, usual: bool = False) -> str:
+    """The op, and what else decides its result: `all_reduce(max)`, `broadcast(root 1)`.
+
+    usual: say so also where that is a sum, or root 0.
+    """
+    root = None if record.root is None else f"root {record.root}"
+    more = root if record.reduction is None else record.reduction
+    return record.op if more is None or more in ("sum", "root 0") and not usual else f"{record.op}({more})"
+
+
 def group(record: Record) -> str:
-    """Among whom: `8`, `2 of 4` for two groups of four, `tp 8`, or a permute's edges."""
+    """Among whom: `8`, `2 of 4: 0-3 4-7` for two groups of four, `tp 2 of 4` where the axis has a name, or edges."""
     if record.edges is not None:
         shown = " ".join(f"{source}>{target}" for source, target in record.edges[:4])
         return f"{shown} +{len(record.edges) - 4}" if len(record.edges) > 4 else shown
@@ -28,7 +38,9 @@ def group(record: Record) -> str:
         return "?"
     count = len(record.groups or ())
     text = f"{count} of {record.group_size}" if count > 1 else str(record.group_size)
-    return f"{record.axis} {text}" if record.axis else text
+    if record.axis:
+        return f"{record.axis} {text}"
+    return f"{text}: {members(record, 2)}" if count > 1 else text  # or groups over two axes would look alike
 
 
 def members(record: Record, most: int = 4) -> str:
@@ -36,14 +48,19 @@ def members(record: Record, most: int = 4) -> str:
     if record.edges is not None:
         texts = [f"{source}>{target}" for source, target in record.edges]
     else:
-        texts = [
-            f"{ranks[0]}-{ranks[-1]}"
-            if len(ranks) > 2 and len(ranks) == ranks[-1] - ranks[0] + 1
-            else ",".join(map(str, ranks))
-            for ranks in record.groups or ()
-        ]
+        texts = [_ranks(ranks) for ranks in record.groups or ()]
     more = [f"... {len(texts) - most} more"] if len(texts) > most else []
     return " ".join([*([record.axis] if record.axis else []), *texts[:most], *more])
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """The ranks of one group: `0-3`, `0,2`, and where there are many with one stride between them `0,4,...,28`."""
+    strides = {b - a for a, b in zip(ranks, ranks[1:], strict=False)}
+    if len(ranks) > 2 and strides == {1}:
+        return f"{ranks[0]}-{ranks[-1]}"
+    if len(ranks) > 4 and len(strides) == 1:
+        return f"{ranks[0]},{ranks[1]},...,{ranks[-1]}"
+    return ",".join(map(str, ranks))
 
 
 def place(source: str | None) -> str:
@@ -65,25 +82,25 @@ def table(records: Sequence[Record], by_rank: bool = False) -> Table:
 
     result = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     what = by_rank and any(record.detail for record in records)
-    for name, justify in (
-        ("phase", "left"),
-        ("n", "right"),
-        ("op", "left"),
-        ("payload", "right"),
-        ("wire", "right"),
-        ("type", "left"),
-        ("group", "left"),
-        ("times", "right"),
-        ("source", "left"),
-        *([("what", "left")] if what else []),
+    for name in (
+        "phase",
+        "n",
+        "op",
+        "payload",
+        "wire",
+        "type",
+        "group",
+        "times",
+        "source",
+        *(["what"] if what else []),
     ):
-        result.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+        right = name in ("n", "payload", "wire", "times")
+        result.add_column(name, justify="right" if right else "left", overflow="fold")
     shown = None
     for phase in PHASES:
         lines: dict[tuple[str, ...], int] = {}
         for r in (r for r in records if r.phase == phase):
-            kind = r.op if r.reduction in (None, "sum") else f"{r.op}({r.reduction})"
-            op = " ".join([kind, *(["async"] if r.is_async else []), *r.flags])
+            op = " ".join([operation(r), *(["async"] if r.is_async else []), *r.flags])
             among = members(r) if by_rank else group(r)
             cells = (op, size(r.payload_bytes), size(r.wire_bytes), r.dtype, among, times(r), place(r.source))
             cells = (*cells, r.detail or "") if what else cells

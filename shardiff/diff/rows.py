@@ -18,6 +18,7 @@ from shardiff.diff.extras import extras
 from shardiff.diff.gradients import tensor_by_tensor
 from shardiff.diff.layouts import early_sums, samples_gathered, weights
 from shardiff.diff.over_axes import sums_of_shards
+from shardiff.diff.record_view import operation
 from shardiff.diff.rewrites import rewrites
 from shardiff.diff.rules import WHY, sentence
 from shardiff.diff.ticks import gradients_every_tick, parameters_every_tick
@@ -206,7 +207,7 @@ def _leftovers(found: Match, labels: tuple[str, str]) -> Iterator[Row]:
             for piece in _pieces(some, [atom.left for atom in some]):
                 where = f" at {piece.source}" if piece.source else ""
                 many = "" if piece.times == 1 else f", {piece.times} times"
-                why = f"{piece.op} of {piece.payload_bytes:,} bytes{many}{where}, which no rule explains"
+                why = f"{operation(piece)} of {piece.payload_bytes:,} bytes{many}{where}, which no rule explains"
                 pair = ((piece,), ()) if side == 0 else ((), (piece,))
                 yield Row(f"only {('left', 'right')[side]}", (), *pair, why + _nearest(nearest, some[0], labels))
 
@@ -223,9 +224,13 @@ def _nearest(left: Mapping[Any, Sequence[Atom]], atom: Atom, labels: tuple[str, 
         return ""
     other = min(near, key=lambda other: abs(other.record.payload_bytes - payload))
     apart = other.record.payload_bytes - payload
-    differs = f"{abs(apart):,} bytes {'more' if apart > 0 else 'fewer'}" if apart else "the same number of bytes"
-    kind = "" if other.dtype == atom.dtype else f" of {other.dtype}"
-    return f"; the nearest {labels[1 - atom.side]} has {differs}{kind}"
+    amount = f"{abs(apart):,} bytes {'more' if apart > 0 else 'fewer'}" if apart else "the same number of bytes"
+    mine, theirs = atom.record, other.record
+    differs = [f"is {operation(theirs, usual=True)}"] if operation(mine) != operation(theirs) else []
+    differs += [f"is of {other.dtype}"] if other.dtype != atom.dtype else []
+    differs += [f"is in the phase {theirs.phase}"] if theirs.phase != mine.phase else []
+    but = f", but {' and '.join(differs)}" if differs else ""
+    return f"; the nearest in {labels[1 - atom.side]} has {amount}{but}"
 
 
 def unexplained(rows: Sequence[Row]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from shardiff.record import PHASES, Record
 
+OTHER_RANKS = "other_ranks"
 WHY = {
     "unfused_reduce_scatter": "an all_reduce, of which each rank keeps its slice, gives the sums that a reduce_scatter "
     "gives, for twice the wire bytes",
@@ -60,7 +61,7 @@ WHY = {
     "gathered_every_tick": "parameters are gathered in each tick of a pipeline, instead of once for all microbatches",
     "global_value": "a single number, such as the loss: in a program that is written for all devices at once it is "
     "that of the whole batch, which is summed over the ranks; where each rank runs its own program, each has its own",
-    "other_ranks": "the same collective among other ranks, which is another program unless one mesh maps to the other",
+    OTHER_RANKS: "the same collective among other ranks, which is another program unless one mesh maps to the other",
 }
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from shardiff.diff.record_view import summary, times
+from shardiff.diff.record_view import members, operation, summary, times
 from shardiff.diff.rows import Row
-from shardiff.diff.rules import WHY, labels, sentence
+from shardiff.diff.rules import OTHER_RANKS, WHY, labels, sentence
 from shardiff.program import Program
 from shardiff.record import PHASES, Record
 from shardiff.system.words import size
@@ -29,12 +29,14 @@ COLOURS = {
 OTHER = "#999999"
 
 
-def describe(records: Sequence[Record], with_async: bool = True) -> str:
-    """Equal records in one line: `3 x all_gather 1.05 MB bfloat16 (1 async)`."""
+def describe(records: Sequence[Record], with_async: bool = True, with_ranks: bool = False) -> str:
+    """Equal records in one line: `3 x all_gather 1.05 MB bfloat16 (1 async)`, if asked with who takes part."""
     alike: dict[str, list[Record]] = {}
     for r in records:
         often = "" if times(r) == "1" else f" {times(r)} times"
-        text = f"{r.op} {size(r.payload_bytes)}{often}" + ("" if r.dtype.startswith("float32") else f" {r.dtype}")
+        text = f"{operation(r)} {size(r.payload_bytes)}{often}"
+        text += "" if r.dtype.startswith("float32") else f" {r.dtype}"
+        text += f", ranks {members(r)}" if with_ranks else ""
         alike.setdefault(text, []).append(r)
     lines = []
     for text, group in alike.items():
@@ -51,6 +53,9 @@ def phase_of(row: Row) -> str:
 
 def told(row: Row, names: tuple[str, str]) -> str:
     """The verdict in a table: the rules' names, or what the only side with records is called."""
+    if row.rules == ("global_value",) and row.left and row.right:
+        left, right = (sum(r.payload_bytes * r.times for r in side) for side in (row.left, row.right))
+        return f"same, and {size(abs(left - right))} of global value"
     if row.rules:
         return ", ".join(row.rules).replace("_", " ")
     return {"only left": f"only {names[0]}", "only right": f"only {names[1]}"}.get(row.verdict, row.verdict)
@@ -64,7 +69,7 @@ def table(rows: Sequence[Row], names: tuple[str, str]) -> Table:
 
     alike: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        kinds = (describe(row.left, with_async=False), describe(row.right, with_async=False))
+        kinds = (told(row, names), *(describe(side, with_async=False) for side in (row.left, row.right)))
         alike.setdefault((phase_of(row), *kinds, row.verdict, row.rules), []).append(row)
     most = max([sum(max(row.bytes.values()) for row in group) for group in alike.values()] + [1])
 
@@ -79,7 +84,8 @@ def table(rows: Sequence[Row], names: tuple[str, str]) -> Table:
                 continue
             left, right = ([record for row in group for record in getattr(row, side)] for side in ("left", "right"))
             colour = "red" if group[0].unexplained else "green" if group[0].verdict == "same" else "yellow"
-            sides = escape(describe(left)), escape(describe(right))
+            among = OTHER_RANKS in group[0].rules
+            sides = (escape(describe(side, with_ranks=among)) for side in (left, right))
             cells = (phase if phase != shown else "", *sides, f"[{colour}]{escape(told(group[0], names))}[/]")
             bars = (bar(sum(row.bytes[side] for row in group), most) for side in ("left", "right"))
             result.add_row(*cells, "\n".join(bars))
@@ -106,6 +112,19 @@ def notes(rows: Sequence[Row], names: tuple[str, str]) -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
+def sizes(left: Program, right: Program, names: tuple[str, str]) -> str:
+    """A sentence where the programs run on different numbers of ranks, so that their bytes are not comparable."""
+
+    def ranks(program: Program) -> int:
+        of = {(record.groups, record.edges) for record in program.records}
+        return len({rank for groups, edges in of for some in (*(groups or ()), *(edges or ())) for rank in some})
+
+    mine, theirs = ranks(left), ranks(right)
+    if not mine or not theirs or mine == theirs:
+        return ""
+    return f"The collectives of {names[0]} are among {mine} ranks, those of {names[1]} among {theirs}."
+
+
 def parts(left: Program, right: Program, rows: Sequence[Row]) -> Iterator[RenderableType]:
     """The whole diff: the table, what each side communicates, and the sentences."""
     from rich.text import Text
@@ -113,7 +132,7 @@ def parts(left: Program, right: Program, rows: Sequence[Row]) -> Iterator[Render
     names = labels(left.label, right.label)
     yield table(rows, names)
     yield Text("\n".join(f"{name}: {summary(side.records)}" for name, side in zip(names, (left, right), strict=True)))
-    if lines := notes(rows, names):
+    if lines := "\n".join(filter(None, (sizes(left, right, names), notes(rows, names)))):
         yield Text(lines)
 
 
@@ -136,7 +155,7 @@ HTML = """<table style="border-collapse: collapse; text-align: left; white-space
 <td style="text-align: right">{{ row.bytes }}</td>
 </tr>{% endfor %}
 </table>
-{% for line in lines %}<p>{{ line }}</p>{% endfor %}"""
+{% for line in lines if line %}<p>{{ line }}</p>{% endfor %}"""
 
 
 def as_html(left: Program, right: Program, rows: Sequence[Row]) -> str:
@@ -147,8 +166,7 @@ def as_html(left: Program, right: Program, rows: Sequence[Row]) -> str:
     shown = [
         {
             "phase": phase_of(row),
-            "left": describe(row.left),
-            "right": describe(row.right),
+            **{s: describe(getattr(row, s), with_ranks=OTHER_RANKS in row.rules) for s in ("left", "right")},
             "verdict": told(row, names),
             "colour": "#D55E00" if row.unexplained else "#009E73" if row.verdict == "same" else "#B07A00",
             "bytes": "\n".join(map(size, row.bytes.values())),
@@ -156,6 +174,6 @@ def as_html(left: Program, right: Program, rows: Sequence[Row]) -> str:
         for row in sorted(rows, key=lambda row: PHASES.index(phase_of(row)))
     ]
     lines = [f"{name}: {summary(side.records)}" for name, side in zip(names, (left, right), strict=True)]
-    lines += notes(rows, names).splitlines()
+    lines += [sizes(left, right, names), *notes(rows, names).splitlines()]
     template = Environment(autoescape=True).from_string(HTML)
     return template.render(columns=["phase", *names, "verdict", "wire bytes"], rows=shown, lines=lines)

@@ -67,7 +67,7 @@ def trace(
     if done.verdict and done.verdict.kind == "stuck":
         raise TraceError(f"{label}: {done.verdict.text}")
     if done.raised:
-        rank, text = min(done.raised.items())
+        rank, text = next(iter(done.raised.items()))  # the first to fail: others may have lost their peer
         raise TraceError(f"{label} failed on rank {rank}: {' '.join(text.split())}")
     if done.errors:
         raise MismatchError(done.errors, list(done.program.records))

@@ -220,8 +220,8 @@ def match_messages(
                     f"message {number} from {who} to rank {target}: {who}: {texts[0]}; rank {target}: {texts[1]}"
                 )
                 break
-            operation = Operation([here])  # type: ignore[index]
-            sends[a], received[b] = operation, operation  # type: ignore[index]
+            operation = Operation([here])
+            sends[a], received[b] = operation, operation
     return sends, received, problems
 
 

@@ -157,7 +157,8 @@ class Server:
 
     def close(self) -> None:
         for key in list((self.selector.get_map() or {}).values()):  # none are left when it is closed already
-            key.fileobj.close()  # type: ignore[union-attr]
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
         self.selector.close()
 
 

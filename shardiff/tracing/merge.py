@@ -3,7 +3,8 @@
 Sends have no order over all ranks, so they get one: a logical clock (Lamport 1978, "Time, clocks, and the ordering of
 events in a distributed system"). A rank's send is one level above all that the rank has sent, received or waited for,
 so that a message is always above what it depends on. Sends of one phase, group and level are one permute: what a
-pipeline sends in one tick. A receive counts where it is waited for, because it can be posted long before.
+pipeline sends in one tick; and so are those of sibling groups in the same tick of each, whatever its level. A receive
+counts where it is waited for, because it can be posted long before.
 """
 
 from __future__ import annotations
@@ -129,11 +130,13 @@ def combine(operations: Iterable[Operation]) -> list[Record]:
     """One record for each collective, that of sibling groups of a mesh being one, and for each tick's sends.
 
     Siblings may move different parameters: each stage of a pipeline reduces its own gradients. Their record names all.
+    They may also run at different times, a ring inside one stage before that in the next: the k-th tick of each is one.
     """
     records: list[Record] = []
     details: list[dict[str, None]] = []  # of each record, in the order in which they came
     latest: dict[Any, int] = {}  # where the record is that a sibling may join
     times: Counter[Any] = Counter()
+    ticks: dict[Any, tuple[int, int]] = {}  # of a group's sends: the latest level, and how many levels there were
     for operation in operations:
         call = operation.calls[0]
         if call.op == "barrier":
@@ -141,7 +144,10 @@ def combine(operations: Iterable[Operation]) -> list[Record]:
         if call.op == "send":
             new = sent_record(call)
             family = (call.axis, len(call.ranks)) if call.axis else (call.group, call.ranks)
-            key: Any = new.phase, new.dtype, operation.level, family
+            own = new.phase, new.dtype, call.group, call.ranks
+            level, tick = ticks.get(own, (-1, 0))
+            ticks[own] = operation.level, tick + (operation.level != level)
+            key: Any = new.phase, new.dtype, ticks[own][1], family
         else:
             new = collective_record(operation.calls)
             each = replace(new, groups=None, detail=None)

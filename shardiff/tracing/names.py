@@ -19,6 +19,7 @@ from shardiff.tracing.libraries import ddp_buckets, is_ddp, next_leaves
 from shardiff.tracing.where import user_file
 
 NO_NAMES = ("undefined", "default_pg", "mesh_default", "")
+PLAIN = (Tensor, nn.Parameter)
 Span = tuple[int, int]
 Moved = tuple[Literal["parameter", "gradient", "activation"], str]  # a Record's `moves` and `detail`
 
@@ -63,17 +64,18 @@ class Names:
     def moved(self, tensors: Iterable[Tensor]) -> Moved | None:
         """Whose gradient, or which parameter, lies in the memory of these tensors."""
         spans = [span(t) for t in tensors] if self.params else []
+        whole = min((a for a, _ in spans), default=0), max((b for _, b in spans), default=0)
         found: dict[str, list[str]] = {"gradient": [], "": []}
         for name, p in self.params.items() if spans else ():
             for kind, t in (("gradient", p.grad if p.is_leaf or p.retains_grad else None), ("", p)):
-                if t is not None and any(overlap(span(t), other) for other in spans):
+                if t is not None and near(t, whole) and any(overlap(span(t), other) for other in spans):
                     found[kind].append(name)
                     break
         for kind, whose in found.items():
             if whose:
                 return gradients(whose) if kind else ("parameter", listed(whose))
         leaves = {id(leaf) for leaf in next_leaves()} if self.params else ()
-        handed = [name for name, p in self.params.items() if id(p) in leaves]
+        handed = [name for name, p in self.params.items() if id(p) in leaves] if leaves else []
         return gradients(handed) if handed else None
 
     def bucket(self, payload_bytes: int) -> Moved | None:
@@ -155,6 +157,14 @@ def parts_of_unit(params: Sequence[tuple[str, tuple[int, ...], int]], call: Call
 
 def listed(names: list[str]) -> str:
     return ", ".join(names) if len(names) <= 4 else f"{names[0]}, ..., {names[-1]} ({len(names)})"
+
+
+def near(t: Tensor, whole: Span) -> bool:
+    """Whether a tensor may have memory in a span: what is known of most without their own, for every call anew."""
+    if type(t) not in PLAIN or t.layout != torch.strided or t.is_meta:
+        return True
+    start = t.data_ptr()
+    return start < whole[1] and (not t.is_contiguous() or start + t.nbytes > whole[0])
 
 
 def span(t: Tensor) -> Span:

@@ -215,7 +215,7 @@ def group_of(bound: Mapping[str, Any]) -> dist.ProcessGroup:
     group = bound["process_group"] if "process_group" in bound else bound["group_name"]
     if isinstance(group, str):
         return group_named(group)
-    return group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)  # type: ignore[attr-defined]
+    return group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)
 
 
 def ranks_of(group: dist.ProcessGroup) -> tuple[tuple[int, ...], int]:

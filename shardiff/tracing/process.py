@@ -60,7 +60,7 @@ def main(settings: str, before: Collection[str]) -> None:
     sys.argv[:] = ["-m" if given.kind == "module" else given.target, *given.arguments]
     if not sys.flags.safe_path and given.kind != "function":
         sys.path.insert(0, here)
-    end = noted(given, int(os.environ.get("RANK", 0)))
+    end = noted(given, None if given.followed else int(os.environ.get("RANK", 0)))
     try:
         run(given, space)
     except SystemExit as error:
@@ -91,7 +91,8 @@ def report(error: BaseException, given: Settings) -> None:
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
-    frames = frames or error.__traceback__
+    if frames is None and not isinstance(error, SyntaxError):  # of the program's own text, which has no frame
+        frames = error.__traceback__
     if given.kind == "function":
         text = "".join(traceback.format_exception_only(error)).strip()
         with suppress(OSError):
@@ -115,7 +116,8 @@ def spawned(settings: str, code: str, before: Collection[str]) -> None:
 def prepare(given: Settings, before: Collection[str]) -> None:
     """End with the process that started this one, follow those that this one starts, find the store, and leave the
     program's names to it."""
-    when_parent_ends(signal.SIGKILL)
+    if not given.followed:  # such a process may have been started by a thread that ends before it
+        when_parent_ends(signal.SIGKILL)
     sys.path.remove(ROOT)
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     create_store = rendezvous._create_c10d_store

@@ -37,8 +37,9 @@ class Watch(Protocol):
 class Launch:
     """A program to run, and where its ranks put what they note.
 
-    settings: what each process is told. nproc: processes, or None for one with torchrun's environment as it is.
-    quiet: standard output is taken, so the program's goes to standard error.
+    settings: what each process is told. nproc: processes, or None for one with torchrun's environment as it is, or 0
+    for one without it, which starts ranks of its own. quiet: standard output is taken, so the program's goes to
+    standard error.
     """
 
     settings: Settings
@@ -68,14 +69,14 @@ def run(launch: Launch, watch: Watch) -> tuple[int, Verdict | None]:
                     subprocess.Popen(
                         [sys.executable, "-c", command(replace(launch.settings, fd=fds[0] if fds else -1))],
                         env=os.environ if nproc is None else os.environ | environment(rank, nproc, port),
-                        stdin=None if nproc == 1 else subprocess.DEVNULL,
+                        stdin=None if nproc in (0, 1) else subprocess.DEVNULL,
                         stdout=sys.stderr if launch.quiet else None,
                         pass_fds=fds,
                         start_new_session=True,  # Ctrl-C comes here only, and what a rank starts can be ended
                     )
                 )
         watch.started([process.pid for process in processes])
-        status, verdict = wait(processes, watch, 0 if nproc else int(os.environ["RANK"]))
+        status, verdict = wait(processes, watch, int(os.environ["RANK"]) if nproc is None else 0)
         if verdict and verdict.kind == "stuck":
             for pid, stack in ask(map(str, verdict.running)).items():
                 print(f"process {pid} is at:\n{stack}", file=sys.stderr)
@@ -90,7 +91,7 @@ def run(launch: Launch, watch: Watch) -> tuple[int, Verdict | None]:
 @contextmanager
 def store_socket(nproc: int | None) -> Iterator[tuple[int, int]]:
     """The file descriptor and port of a socket for the ranks' store: on loopback only, and no one can take the port."""
-    if nproc is None:
+    if not nproc:
         yield -1, 0
         return
     with listening_port() as found:
@@ -98,7 +99,12 @@ def store_socket(nproc: int | None) -> Iterator[tuple[int, int]]:
 
 
 def environment(rank: int, nproc: int, port: int) -> dict[str, str]:
-    """What torchrun sets (pytorch.org/docs/stable/elastic/run.html), and loopback for what the ranks send."""
+    """What torchrun sets (pytorch.org/docs/stable/elastic/run.html), and loopback for what the ranks send.
+
+    nproc = 0: loopback alone.
+    """
+    if nproc == 0:
+        return {name: str(value) for name, value in loopback_only().items()}
     variables: dict[str, Any] = {
         "RANK": rank,
         "LOCAL_RANK": rank,

@@ -24,7 +24,8 @@ class Settings:
     """directory: for files. verifier: its address, or "". values: note the values of results and parameters too.
 
     kind: what the target is: a "script", a "module", or the file of a pickled "function". fd: a listening socket for
-    the store, or -1. port: the store's. here: the folder from which the program imports.
+    the store, or -1. port: the store's. here: the folder from which the program imports. followed: it was not started
+    by us, but by a program that is traced.
     """
 
     directory: str
@@ -36,6 +37,12 @@ class Settings:
     fd: int = -1
     port: str = ""
     here: str = ""
+    followed: bool = False
+
+    @property
+    def script(self) -> Path:
+        """Where the script lies, for any process, wherever it has changed to; `here` is the folder of its file."""
+        return Path(self.here, Path(self.target).name).resolve()
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -43,7 +50,8 @@ class Settings:
     @staticmethod
     def from_text(text: str) -> Settings:
         """Inverse of `to_text`."""
-        return Settings(**json.loads(text))
+        fields = json.loads(text)
+        return Settings(**fields | {"arguments": tuple(fields["arguments"])})
 
 
 def command(settings: Settings) -> str:

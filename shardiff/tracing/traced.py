@@ -48,7 +48,8 @@ class Options:
 class Traced:
     """status: the program's exit status, that of the first process to fail. verdict: why it was stopped, if it was.
     program: what its ranks agree on. errors: what is wrong, a line each; warnings: what may be; notes: what else a
-    reader should know. raised: rank -> the error that ended it, where it is known. calls: all, by rank."""
+    reader should know. raised: rank -> the error that ended it, where it is known, the first to fail first. calls: all,
+    by rank."""
 
     status: int
     verdict: Verdict | None
@@ -66,7 +67,8 @@ def trace_program(
 ) -> Traced | int:
     """Run a program in so many processes as torchrun would, or as a rank of torchrun's in one.
 
-    kind, target: as of Settings. label: the Program's. Returns the status alone on a rank that rank 0 speaks for.
+    kind, target: as of Settings. nproc: 1 by default; 0 for one process as Python would start it, which starts ranks of
+    its own. label: the Program's. Returns the status alone on a rank that rank 0 speaks for.
     """
     joined = under_torchrun()
     num_ranks = joined.world_size if joined else nproc or 1
@@ -85,10 +87,14 @@ def trace_program(
             address = shared(address)
         settings = Settings(directory, address, options.values, kind, target, tuple(arguments))
         watch = server or Silence(Path(directory), math.inf if verify else options.timeout or SILENCE)
-        status, verdict = run(Launch(settings, None if joined else num_ranks, options.quiet), watch)
+        status, verdict = run(
+            Launch(settings, None if joined else num_ranks if nproc != 0 else 0, options.quiet), watch
+        )
         ranks = server.verifier.ranks() if server else read(Path(directory))
         unfollowed = untraced(Path(directory))
-        raised = {int(path.stem): path.read_text() for path in Path(directory).glob("*.error")}
+        errors = sorted(Path(directory).glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
+        raised = {int(path.stem): path.read_text() for path in errors}
+        twice = watch.twice() if isinstance(watch, Silence) else []
     if joined and not verify:
         exchanged = exchange(ranks, num_ranks)
         if exchanged is None:
@@ -99,10 +105,10 @@ def trace_program(
     ranks += [[] for _ in range(num_ranks - len(ranks))]
     found = [verdict.text] if verdict else disagreements(ranks)  # calls that had no time to be made are no disagreement
     suspicious = [] if verdict else silent.suspicions(ranks)
-    errors = [*found, *silent.differences(ranks), *(suspicious if options.strict else [])]
-    notes = [*unfollowed, *silent.unbatched(ranks), *(f"not traced: {name}" for name in silent.unseen(ranks))]
+    wrong = [*found, *silent.differences(ranks), *(suspicious if options.strict else [])]
+    notes = [*unfollowed, *twice, *silent.unbatched(ranks), *(f"not traced: {name}" for name in silent.unseen(ranks))]
     warnings = [] if options.strict else suspicious
-    return Traced(status, verdict, len(ranks), program_of(ranks, label), errors, warnings, notes, raised, ranks)
+    return Traced(status, verdict, len(ranks), program_of(ranks, label), wrong, warnings, notes, raised, ranks)
 
 
 class Silence:
@@ -113,10 +119,19 @@ class Silence:
         self.sizes: dict[Path, int] | None = None
         self.silence = silence.Silence(timeout, ())
         self.pids: set[int] = set()
+        self.first: set[int] = set()
         self.began = time.monotonic()
 
     def started(self, pids: Sequence[int]) -> None:
         self.pids |= set(pids)
+        self.first = set(pids)
+
+    def twice(self) -> list[str]:
+        """A line where several ranks were started, and not they have communicated but what each of them has started."""
+        calls = {int(path.stem) for path in self.directory.glob("*.jsonl")}
+        if len(self.first) < 2 or not calls or calls & self.first:
+            return []
+        return ["the script starts its own ranks, and has done so in each process that --nproc asks for: use --nproc 0"]
 
     def step(self, patience: float) -> Verdict | None:
         time.sleep(patience)

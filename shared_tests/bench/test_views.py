@@ -86,6 +86,13 @@ def test_how_often_among_whom_and_where_in_a_few_characters():
     permute = one("collective_permute", n=None, edges=tuple((i, i + 1) for i in range(6)))
     groups = one(n=2, groups=((0, 1), (2, 3)), axis="tp")
     assert [record_view.group(r) for r in (one(), groups, permute)] == ["4", "tp 2 of 2", "0>1 1>2 2>3 3>4 +2"]
+    strided = tuple(tuple(range(i, 32, 4)) for i in range(4))
+    unnamed = [one(n=len(g[0]), groups=g) for g in (((0, 1), (2, 3)), ((0, 2), (1, 3)), strided)]
+    assert [record_view.group(r) for r in unnamed] == [
+        "2 of 2: 0,1 2,3",
+        "2 of 2: 0,2 1,3",
+        "4 of 8: 0,4,...,28 1,5,...,29 ... 2 more",
+    ]
     below = os.path.join(os.getcwd(), "a", "b.py:3")
     assert [record_view.place(p) for p in (None, below, "/x/y/z/a/b.py:3")] == ["", "a/b.py:3", "z/a/b.py:3"]
     assert record_view.summary([]) == "no communication"

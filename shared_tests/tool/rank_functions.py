@@ -17,6 +17,12 @@ import torch.distributed as dist
 from shardiff.ranks.rank import report_phase, report_progress, this_rank
 
 
+def started(work: dist.Work | None) -> dist.Work:
+    """What an asynchronous call has started, which is nothing only on a rank that has no part in it."""
+    assert work is not None
+    return work
+
+
 def rank_sum(device: torch.device, value: float = 1.0) -> tuple[int, int, float]:
     total = torch.tensor(value * dist.get_rank())
     dist.all_reduce(total)

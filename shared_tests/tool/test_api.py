@@ -86,7 +86,7 @@ def test_the_sizes_of_axes_follow_from_the_target():
         ({"dp": 2.0}, "got 2.0"),
     ):
         with pytest.raises(ValueError) as refusal:
-            shardiff.mesh("cpu:8", **axes)
+            shardiff.mesh("cpu:8", **axes)  # type: ignore[arg-type]
         assert words in str(refusal.value)
 
 
@@ -141,7 +141,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(compiled, tmp_path):
         ("HloModule", "HloModule"),
     ):
         with pytest.raises(ValueError) as refusal:
-            shardiff.read(source)
+            shardiff.read(source)  # type: ignore[arg-type]
         assert words in str(refusal.value) and "\n" not in str(refusal.value)
     with pytest.raises(ValueError, match="^mesh must be axes such as dp=4,tp=4"):
         shardiff.read(compiled, mesh=4)  # type: ignore[arg-type]
@@ -150,6 +150,15 @@ def test_what_cannot_be_read_is_refused_in_one_line(compiled, tmp_path):
 def test_questions_that_one_asks_of_a_program(compiled):
     program = shardiff.read(compiled)
     assert not program.only("all_to_all", over=2**20)
+    for wrong, words in (
+        ({"op": "all_gathr"}, "unknown op 'all_gathr'; known: all_reduce, "),
+        ({"phase": "fwd"}, "unknown phase 'fwd'; known: forward, backward, update, other$"),
+        ({"dtype": "bf16"}, "unknown dtype 'bf16'; known: "),
+        ({"axis": "model"}, "no axis 'model' in the mesh "),
+        ({"size": 3}, "a record has no field 'size'; it has op, "),
+    ):
+        with pytest.raises(ValueError, match=f"^{words}"):
+            program.only(**wrong)  # type: ignore[arg-type]
     assert program.only("all_gather", axis="tp", dtype="float32").counts() == {"all_gather": 1}
     assert program.payload_bytes == totals(program.records)["payload_bytes"]["min"] > 0
     assert sum(program.counts().values()) == len(program.records)

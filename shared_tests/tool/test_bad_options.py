@@ -127,7 +127,7 @@ def test_no_options_of_any_command_give_a_traceback(command, nothing_starts, pla
     words = st.lists(st.sampled_from(ARGUMENTS.get(command, [""])), max_size=3 if command in ARGUMENTS else 0)
     lines = st.tuples(st.lists(option(command), max_size=4), words)
 
-    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck))  # type: ignore[arg-type]
     @given(lines)
     def tried(line):
         options, arguments = line

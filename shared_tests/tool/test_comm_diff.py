@@ -154,10 +154,14 @@ def test_the_source_of_what_is_unexplained_is_named():
 
 def test_what_comes_closest_to_what_is_unexplained_is_named():
     left, right = align([rec("all_reduce", 64)], [rec("all_reduce", 68), rec("all_reduce", 6400)])[:2]
-    assert left.why.endswith("no rule explains; the nearest right has 4 bytes more")
-    assert right.why.endswith("no rule explains; the nearest left has 4 bytes fewer")
+    assert left.why.endswith("no rule explains; the nearest in right has 4 bytes more")
+    assert right.why.endswith("no rule explains; the nearest in left has 4 bytes fewer")
     left, _ = align([rec("all_reduce", 64)], [rec("all_reduce", 64, dtype="int32")], labels=("written", "derived"))
-    assert left.why.endswith("; the nearest derived has the same number of bytes of int32")
+    assert left.why.endswith("; the nearest in derived has the same number of bytes, but is of int32")
+    left, right = align([rec("broadcast", 64, root=0)], [rec("broadcast", 64, "forward", root=1)])
+    other = "the same number of bytes, but is broadcast(root 1) and is in the phase forward"
+    assert left.why == f"broadcast of 64 bytes, which no rule explains; the nearest in right has {other}"
+    assert right.why.startswith("broadcast(root 1) of 64 bytes, which no rule explains; ")
 
 
 def test_all_parts_and_executions_that_are_left_over_count_once():

@@ -137,7 +137,7 @@ def test_an_error_in_the_user_s_code_is_shown_from_its_own_frame_on(file, capfd)
         f'  File "{file}", line {1 + line_of("x @ undefined")}, in wrong',
     ]
     assert "NameError: name 'undefined' is not defined" in lines
-    assert lines[-1] == f"shardiff: {file}:raises for cpu:4 raised NameError"
+    assert lines[-1] == f"shardiff: {file}:raises for cpu:4 raised NameError: name 'undefined' is not defined"
     assert not any("shardiff/" in line for line in lines)
     assert cli.main(["compile", f"{file}:leaves", *target]) == 3
     assert capfd.readouterr().err == f"shardiff: {file}:leaves for cpu:4 ended the process with status 4\n"
@@ -182,7 +182,7 @@ def test_a_function_that_returns_something_else_is_refused_in_one_line(here, nam
 
 
 def test_arguments_that_do_not_fit_are_an_error_of_the_user_s(here, capsys):
-    with pytest.raises(process.Failed, match="arguments for cpu:4 raised TypeError$"):
+    with pytest.raises(process.Failed, match="arguments for cpu:4 raised TypeError: product\\(\\) missing 1 "):
         process.programs(str(here), "arguments", {"dp": 2, "tp": 2}, ["cpu:4"])
     assert "product() missing 1 required positional argument: 'b'" in capsys.readouterr().err
 

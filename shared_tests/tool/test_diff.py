@@ -102,7 +102,7 @@ def test_every_difference_of_annotated_code_is_under_a_rule(strategy, target):
 def test_what_xla_derives_for_zero_has_the_known_bytes_and_every_difference_a_rule(strategy, reshard, target):
     needs_compiler(target)
     spelling = {"spelling": "naive"} if reshard == "naive" else {"reshard": reshard}
-    run = Run("annotated", one_axis(strategy, 8), Problem(256, 1024, 4), **spelling)
+    run = Run("annotated", one_axis(strategy, 8), Problem(256, 1024, 4), **spelling)  # type: ignore[arg-type]
     text = compiled(run, target).hlo
     written = cost.communication(replace(run, implementation="torch", spelling="best"))
     derived = hlo.read(text).records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,6 +118,7 @@ def test_one_mesh_maps_to_the_other_only_if_the_caller_says_so():
         ({"dp": "pp"}, {}, "no axis pp in the mesh tp=2,dp=2"),
         ({"pp": "dp"}, {}, "no axis pp in the mesh dp=2,tp=2"),
         (True, {"right": "x=2,y=2"}, "the meshes dp=2,tp=2 and x=2,y=2 have no axis in common"),
+        (True, {"right": "dp=4,x=1"}, "the meshes dp=2,tp=2 and dp=4,x=1 have no axis in common"),
         ({"dp": "dp"}, {"right": "tp=1,dp=4"}, "axis dp cannot be axis dp: they have 2 and 4 ranks"),
     ],
 )
@@ -153,3 +155,30 @@ def test_totals_of_a_program_count_unknown_trips_at_least_once():
     program = Program((endless, *LEFT.records))
     assert (program.payload_bytes, program.wire_bytes) == (160, 48 + 144)
     assert program.counts() == {"all_gather": 1, "all_reduce": 2}
+
+
+def test_what_is_no_program_is_not_compared():
+    program = Program((), "a")
+    for sides in ((program, 3), ("hlo.txt", program)):
+        with pytest.raises(ValueError, match=r"^diff compares two Programs, got (int|str); shardiff.read, compile and"):
+            diff(*sides)  # type: ignore[arg-type]
+
+
+def test_the_table_says_which_ranks_which_reduction_and_how_many_ranks_where_these_differ():
+    def program(label: str, groups: Any, **fields: Any) -> Program:
+        return Program((record("all_reduce", "float32", 64, len(groups[0]), groups=groups, **fields),), label)
+
+    text = repr(diff(program("a", DP), program("b", TP)))
+    assert "all_reduce 64 B, ranks 0,2 1,3" in text and "all_reduce 64 B, ranks 0,1 2,3" in text
+    text = repr(diff(program("a", DP, reduction="sum"), program("b", DP, reduction="max")))
+    assert "all_reduce(max) 64 B" in text and "but is all_reduce(max)." in text and "but is all_reduce(sum)." in text
+    text = repr(diff(program("a", DP), program("b", ((0, 1),))))
+    assert "The collectives of a are among 4 ranks, those of b among 2." in text
+
+
+def test_a_loss_beside_the_gradients_is_told_as_its_bytes():
+    written = record("all_reduce", "float32", 64, 4, phase="backward")
+    parts = (Part("float32", 64), Part("float32", 4))
+    compiled = replace(written, payload_bytes=68, wire_bytes=102, parts=parts, computation="main")
+    text = repr(diff(Program((written,), "a"), Program((compiled,), "b")))
+    assert "same, and 4 B of global value" in text

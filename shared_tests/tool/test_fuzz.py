@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,8 @@ def test_an_error_quotes_no_more_than_a_line_s_worth_of_the_program(text, places
 
 def test_a_campaign_survives_inputs_that_crash_hang_or_take_all_memory(monkeypatch):
     share = fuzz.Share([("hlo", 0), ("hlo", 1)], 0)
-    share.process = SimpleNamespace(kill=lambda: None, join=lambda: None)
+    ended: Any = SimpleNamespace(kill=lambda: None, join=lambda: None)
+    share.process = ended
     started = []
     monkeypatch.setattr(fuzz.Share, "start", lambda self: started.append(self.jobs))
     tally = fuzz.Tally()

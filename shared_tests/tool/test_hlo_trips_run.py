@@ -109,9 +109,11 @@ def test_trips_are_known_however_counter_start_and_bound_are_handed_on(
         "test": handed_on("%i", in_test),
         "state": handed_on("%n", in_state),
     }
-    named["test"] = tuple(part.replace("%i.", "%j.") for part in named["test"])  # of another computation
+    lines, called, last = (part.replace("%i.", "%j.") for part in named["test"])  # of another computation
+    named["test"] = lines, called, last
     compared = "%k, %m" if not flipped else "%m, %k"
-    shown = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(direction, direction) if flipped else direction
+    mirrored = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
+    shown = str(mirrored.get(direction, direction) if flipped else direction)
     state = "(s32[], f32[8], s32[])"
     body_n = {"changed": "%next"}.get(origin, named["state"][2])
     of_state = f"%n = s32[] get-tuple-element(%t), index=2\n{named['state'][0]}"

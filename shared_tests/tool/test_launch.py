@@ -137,7 +137,7 @@ def looked_at(device: torch.device) -> tuple[list[str], list[str], set[str]]:
         found.append(f"{number} {op} {size} {whom}")
     assert n * 40 == x.nbytes
     phases: list[str] = []
-    this.report_phase = phases.append
+    setattr(this, "report_phase", phases.append)
     w = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.SGD([w], 0.1)
     w.square().sum().backward()

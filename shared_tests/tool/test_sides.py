@@ -94,22 +94,26 @@ def test_what_fails_in_the_user_s_code_is_told_with_its_status(folder, monkeypat
 def test_one_steady_step_of_a_run_is_compared_unless_another_is_asked_for(folder, monkeypatch):
     record = read("one.txt").records[0]
     parts = {f"step {n}": Program((replace(record, payload_bytes=n),), f"step {n}") for n in (1, 2, 3)}
-    run = Program((record,) * 4, "run.py on 2 ranks", segments={"set-up": Program((record,)), **parts})
+    run = Program((record,) * 4, segments={"set-up": Program((record,)), **parts})
     asked = []
-    done = Traced(0, None, 2, run, [], [], [], {}, [])
-    monkeypatch.setattr(sides, "trace_program", lambda *args: asked.append(args) or done)
+
+    def traced(*args):
+        asked.append(args)
+        return Traced(0, None, 2, replace(run, label=args[5]), [], [], [], {}, [])
+
+    monkeypatch.setattr(sides, "trace_program", traced)
     shown = {}
     for step in (None, 1, 0):
         (side, _) = sides.plan(["run.py 3 '4 5'", "one.txt"], meshes=("dp=2", None), nproc=2, step=step)
         program = sides.program(side)
         shown[step] = program.label, [r.payload_bytes for r in program], {r.axis for r in program}
     assert shown == {
-        None: ("run.py on 2 ranks, step 3 of 3", [3], {"dp"}),
-        1: ("run.py on 2 ranks, step 1 of 3", [1], {"dp"}),
-        0: ("run.py on 2 ranks", [32] * 4, {"dp"}),
+        None: ("run.py 3 '4 5' on 2 ranks (step 3 of 3)", [3], {"dp"}),
+        1: ("run.py 3 '4 5' on 2 ranks (step 1 of 3)", [1], {"dp"}),
+        0: ("run.py 3 '4 5' on 2 ranks", [32] * 4, {"dp"}),
     }
     assert [args[:3] for args in asked] == [("script", "run.py", ("3", "4 5"))] * 3
-    with pytest.raises(ValueError, match="^run.py on 2 ranks has 3 training steps, so there is no step 4$"):
+    with pytest.raises(ValueError, match="^run.py 3 '4 5' on 2 ranks has 3 training steps, so there is no step 4$"):
         sides.program(replace(side, step=4))
 
 
@@ -130,7 +134,7 @@ def test_the_steps_of_a_run_in_a_file_are_its_segments(folder):
     (folder / "run.json").write_text(json.dumps({"program": "run.py", "records": [record] * 3, "segments": parts}))
     (side, _) = sides.plan(["run.json", "one.txt"])
     program = sides.program(side)
-    assert (program.label, len(program)) == ("run.json, step 2 of 2", 1)
+    assert (program.label, len(program)) == ("run.json (step 2 of 2)", 1)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,11 @@ def accumulation() -> None:
     """Two forward and backward passes, then an all_reduce of the gradient, an update, a broadcast within it."""
     w = torch.ones(4, requires_grad=True)
     optimizer = torch.optim.SGD([w], 0.1)
-    optimizer.register_step_post_hook(lambda *_: dist.broadcast(w.data, 0))
+
+    def within(*_: Any) -> None:
+        dist.broadcast(w.data, 0)
+
+    optimizer.register_step_post_hook(within)
     for _ in range(2):
         share = (w * 2).sum()
         dist.all_reduce(share.detach())
@@ -199,10 +203,11 @@ def trace_twice(device: torch.device) -> dict[str, Any]:
     """What tracing leaves unchanged, and what it records in unusual cases."""
     before = dist.Work.wait, dist.ProcessGroup._end_coalescing
     found: dict[str, Any] = {}
+    world: Any = dist.group.WORLD
     w = torch.randn(8, 8, requires_grad=True)
 
     def step() -> Tensor:
-        loss = functional.all_gather_tensor_autograd(torch.ones(4, 8) @ w, 0, dist.group.WORLD).square().sum()
+        loss = functional.all_gather_tensor_autograd(torch.ones(4, 8) @ w, 0, world).square().sum()
         [grad] = torch.autograd.grad(loss, w)
         dist.all_reduce(grad)
         return grad

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,12 @@ from torch import Tensor, nn
 
 from shardiff.program import Program
 from shardiff.ranks.torch_pool import Workers
+from shardiff.tracing import api
 from shardiff.tracing.api import TraceError, step, trace, tracing
+from shardiff.tracing.process import report, run
 from shardiff.tracing.sending import receive, sendable
+from shardiff.tracing.settings import Settings
+from shardiff.tracing.traced import Traced
 
 
 def train(explicit: bool) -> Program:
@@ -21,7 +27,11 @@ def train(explicit: bool) -> Program:
     rank = dist.get_rank()
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in model]
-    optimizers[1].register_step_post_hook(lambda *_: dist.broadcast(torch.zeros(3), 0))
+
+    def within(*_: Any) -> None:
+        dist.broadcast(torch.zeros(3), 0)
+
+    optimizers[1].register_step_post_hook(within)
     with tracing() as program:
         for p in model.parameters():
             dist.broadcast(p.detach(), 0)
@@ -160,3 +170,24 @@ def test_what_cannot_be_sent_is_refused_in_one_line() -> None:
         trace(5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="nproc must be at least 1"):
         trace(fails, nproc=0)
+
+
+def test_the_rank_that_failed_first_is_named_and_not_one_that_lost_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = {1: "RuntimeError: boom", 0: "RuntimeError: Connection closed by peer"}
+    ended = Traced(1, None, 2, Program(()), [], [], [], raised, [[], []])
+    monkeypatch.setattr(api, "trace_program", lambda *_: ended)
+    with pytest.raises(api.TraceError, match="^fails failed on rank 1: RuntimeError: boom$"):
+        trace(fails)
+
+
+def test_an_error_of_syntax_has_no_frame_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(sys, "excepthook", lambda *error: shown.append(error))
+    (tmp_path / "train.py").write_text("def f(:")
+    given = Settings("", "", False, "script", str(tmp_path / "train.py"))
+    with pytest.raises(SyntaxError) as caught:
+        run(given, {})
+    error = caught.value
+    assert error.__traceback__ is not None
+    report(error.with_traceback(error.__traceback__.tb_next), given)
+    assert shown == [(SyntaxError, error, None)]

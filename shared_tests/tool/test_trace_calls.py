@@ -17,6 +17,7 @@ from shardiff.tracing.calls import Call
 from shardiff.tracing.dispatch import Tracer
 from shardiff.tracing.merge import merge
 from shardiff.tracing.tracer import capture
+from shared_tests.tool.rank_functions import started
 
 
 def _batch(rank: int, x: Tensor) -> None:
@@ -26,7 +27,7 @@ def _batch(rank: int, x: Tensor) -> None:
 
 
 def _coalesced(x: Tensor) -> None:
-    with dist._coalescing_manager(async_ops=True) as manager:
+    with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
         dist.all_reduce(x)
         dist.all_reduce(torch.ones(2))
     manager.wait()
@@ -56,7 +57,7 @@ def _uneven(rank: int) -> None:  # rank 0 keeps 1 row and sends 2; rank 1 sends 
 # record that comes of it.
 CALLS: dict[str, tuple[Callable[[int, Tensor, Any], Any], list[tuple[str, int, bool]]]] = {
     "all_reduce": (lambda r, x, g: dist.all_reduce(x), [("all_reduce", 16, False)]),
-    "all_reduce async": (lambda r, x, g: dist.all_reduce(x, async_op=True).wait(), [("all_reduce", 16, True)]),
+    "all_reduce async": (lambda r, x, g: started(dist.all_reduce(x, async_op=True)).wait(), [("all_reduce", 16, True)]),
     "all_reduce coalesced": (lambda r, x, g: dist.all_reduce_coalesced([x, x[:3]]), [("all_reduce", 28, False)]),
     "coalescing manager": (lambda r, x, g: _coalesced(x), [("all_reduce", 24, True)]),
     "all_gather into": (lambda r, x, g: dist.all_gather_into_tensor(torch.empty(8), x), [("all_gather", 32, False)]),
@@ -103,7 +104,7 @@ CALLS: dict[str, tuple[Callable[[int, Tensor, Any], Any], list[tuple[str, int, b
         [("collective_permute", 16, False)],
     ),
     "isend": (
-        lambda r, x, g: (dist.isend(x, 1) if r == 0 else dist.irecv(torch.empty(4), 0)).wait(),
+        lambda r, x, g: started(dist.isend(x, 1) if r == 0 else dist.irecv(torch.empty(4), 0)).wait(),
         [("collective_permute", 16, True)],
     ),
     "batch": (lambda r, x, g: _batch(r, x), [("collective_permute", 16, True)]),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shardiff.cli import main as cli
+from shardiff.cli.trace import OPTIONS
 from shardiff.diff.record_view import members
 from shardiff.record import record
 from shardiff.tracing import traced
@@ -63,11 +64,12 @@ def test_ranks_that_disagree_make_the_status_1_though_the_script_succeeds(
     ("arguments", "says"),
     [
         (["absent.py"], "absent.py: no such file"),
-        (["--nproc", "0", "main.py"], "nproc must be at least 1, got 0"),
+        (["--nproc", "-1", "main.py"], "nproc must be at least 1, or 0 for a script that starts its own ranks; got -1"),
         (["--nproc", "two", "main.py"], "'--nproc'"),
         (["--timeout", "0", "main.py"], "timeout must be a number of seconds above 0, got 0"),
         (["--timeout", "nan", "main.py"], "got nan"),
         (["."], ".: is a directory"),
+        (["-m", "no_such.module"], "no module named 'no_such' here"),
         ([], "SCRIPT"),
     ],
 )
@@ -78,6 +80,33 @@ def test_wrong_input_is_one_line_and_starts_nothing(
     assert cli.main(["trace", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and err.startswith("shardiff: ") and says in err
+
+
+def test_what_one_may_have_meant_otherwise_is_noted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend([], monkeypatch)
+    (tmp_path / "train.py").write_text("parser.add_argument('--steps')")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["trace", "train.py", "--steps", "3", "--nproc=4"]) == 0
+    told = "--nproc was given to train.py; an option of shardiff stands before it"
+    shown = capsys.readouterr().out
+    assert shown == f"train.py --steps 3 --nproc=4, rank 0: no communication\nNote:\n{told}\n"
+    known = {option for each in cli._command().commands["trace"].params for option in each.opts}
+    assert set(OPTIONS) == {option for option in known if option.startswith("--")} - {"--module"}
+
+
+def test_a_script_whose_processes_each_start_ranks_is_pointed_out(tmp_path: Path) -> None:
+    watch = traced.Silence(tmp_path, 1.0)
+    watch.started([1, 2])
+    assert watch.twice() == []
+    for pid in (3, 4):
+        (tmp_path / f"{pid}.jsonl").touch()
+    assert watch.twice() == [
+        "the script starts its own ranks, and has done so in each process that --nproc asks for: use --nproc 0"
+    ]
+    (tmp_path / "1.jsonl").touch()
+    assert watch.twice() == [], "a rank may start others that communicate too"
 
 
 TORCHRUNS = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -120,6 +149,7 @@ def test_the_environment_is_torchruns() -> None:
     variables = environment(1, 4, 12345)
     assert (variables["RANK"], variables["LOCAL_RANK"], variables["WORLD_SIZE"]) == ("1", "1", "4")
     assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("127.0.0.1", "12345")
+    assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"} & environment(0, 0, 0).keys()
 
 
 def test_what_processes_wrote_is_read_by_rank(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from shardiff.program import Program
 from shardiff.ranks.torch_pool import Workers
 from shardiff.tracing.merge import program_of
 from shardiff.tracing.tracer import capture
+from shared_tests.tool.rank_functions import started
 
 
 def model() -> nn.Sequential:
@@ -164,14 +165,14 @@ def unseen_threads(device: torch.device) -> list[tuple[str, str | None]]:
         return functional.all_reduce(x * 2, "sum", [0, 1]) + 1
 
     def again(future: Any) -> Any:
-        return dist.all_reduce(torch.ones(3), async_op=True).get_future()
+        return started(dist.all_reduce(torch.ones(3), async_op=True)).get_future()
 
     with capture() as calls:
         for run in (partial(dist.all_reduce, torch.ones(1)), lambda: double(torch.ones(2))):
             thread = threading.Thread(target=run)
             thread.start()
             thread.join()
-        dist.all_reduce(torch.ones(5), async_op=True).get_future().then(again).wait()
+        started(dist.all_reduce(torch.ones(5), async_op=True)).get_future().then(again).wait()
         dist.barrier()
     return [(call.op, str(call.payload_bytes)) for call in calls if call.op == "all_reduce"]
 

@@ -53,6 +53,27 @@ def test_stages_that_reduce_their_own_gradients_over_one_axis_are_one_record_tha
     assert sum(r.payload_bytes for r in merged) == 32, "what one rank moves"
 
 
+def test_rings_inside_the_stages_of_a_pipeline_are_siblings_though_one_runs_later() -> None:
+    """Two microbatches: in each stage two ranks exchange, then the first stage sends to the second."""
+    ranks: list[list[Call]] = []
+    for rank in range(4):
+        stage, place = divmod(rank, 2)
+        ring: dict[str, Any] = {"group": f"cp{stage}", "ranks": (2 * stage, 2 * stage + 1), "axis": "cp"}
+        line: dict[str, Any] = {"group": f"pp{place}", "ranks": (place, place + 2), "axis": "pp"}
+        calls: list[Call] = []
+        for _ in range(2):
+            calls += receive(rank, place, len(calls), **line) if stage else []
+            calls.append(send(rank, rank ^ 1, **ring))
+            calls += receive(rank, rank ^ 1, len(calls), **ring)
+            calls += [] if stage else [send(rank, rank + 2, **line)]
+        ranks.append(calls)
+    merged = collapse(replace(each, source=None) for each in merge(ranks))
+    assert {(r.axis, r.edges, r.times) for r in merged} == {
+        ("cp", ((0, 1), (1, 0), (2, 3), (3, 2)), 2),
+        ("pp", ((0, 2), (1, 3)), 2),
+    }
+
+
 def test_groups_that_share_a_rank_are_not() -> None:
     ranks: list[list[Call]] = [[], [], []]
     for group in ((0, 1), (0, 2)):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from benchmarks import check, diff_view
 from benchmarks import diff as diff_command
 from benchmarks.diff_strategies import compare
-from benchmarks.documents.results_io import parse
+from benchmarks.documents.check import Check
+from benchmarks.documents.diff import Diffs
+from benchmarks.documents.results_io import parse, parse_as
 from benchmarks.problem_options import problem_of
 from benchmarks.problems import outline
 from benchmarks.report import check as report_check
@@ -62,6 +65,11 @@ def test_what_a_transformer_cannot_be_is_refused_in_one_line(arguments, line, no
     assert capsys.readouterr() == ("", f"shardiff: {line}\n")
 
 
+def of(run: Run) -> Transformer:
+    assert isinstance(run.problem, Transformer)
+    return run.problem
+
+
 def test_the_default_plan_has_every_strategy_of_a_transformer_and_experts_where_they_are_split():
     runs = check.plan((), problem=problem_of("transformer"))
     ran = {(run.implementation, run.strategy) for run in runs}
@@ -70,13 +78,13 @@ def test_the_default_plan_has_every_strategy_of_a_transformer_and_experts_where_
     assert {run.strategy for run in check.plan(["annotated"], problem=problem_of("transformer"))} == {
         strategy for implementation, strategy in ran if implementation == "annotated"
     }
-    assert {run.problem.experts for run in runs if run.strategy == "expert_parallel"} == {8}
-    assert {run.problem.experts for run in runs if run.strategy != "expert_parallel"} == {0}
+    assert {of(run).experts for run in runs if run.strategy == "expert_parallel"} == {8}
+    assert {of(run).experts for run in runs if run.strategy != "expert_parallel"} == {0}
 
 
 def test_with_experts_everything_has_them_and_nothing_splits_the_sequence_over_cp():
     runs = check.plan((), problem=problem_of("transformer", experts=4, top_k=1))
-    assert {(run.problem.experts, run.problem.top_k) for run in runs} == {(4, 1)}
+    assert {(of(run).experts, of(run).top_k) for run in runs} == {(4, 1)}
     left_out = set(STRATEGIES_OF_BLOCKS) - {run.strategy for run in runs}
     assert left_out == {"context_parallel", "ring_attention", "ulysses"}
 
@@ -101,9 +109,10 @@ def test_json_of_check_has_the_sizes_that_all_rows_share_and_the_experts_of_each
         ("expert_parallel", 8),
     }
     assert {run.recompute for run in ideal_runs} == {"block"}
-    read = parse("check", document)
+    read = parse_as(Check, document)
     assert (read.settings.model, read.settings.ff, read.rows[-1].experts) == ("transformer", 24, 8)
-    shown = str([*report_check.blocks(read, lambda *_: iter(()))])
+    draw: Any = lambda *_: iter(())  # noqa: E731
+    shown = str([*report_check.blocks(read, draw)])
     assert "All runs train a transformer: batch 4, sequence 8, width 16, heads 4, ff 24, layers 2, recompute" in shown
     assert all(setting.endswith(", transformer") for _, setting in figures(read))  # an MLP's are others
     with pytest.raises(ValueError, match="mlp or transformer"):
@@ -153,7 +162,7 @@ def test_a_document_of_diffs_has_each_run_with_its_own_problem():
     diffs = [compare(one, f"cpu:{one.world_size}", [], [], work=empty).to_json() for one in (run, mlp)]
     settings = {"batch": 8, "width": 16, "layers": 4, "dtype": "float32", "microbatches": 1}
     document = {"kind": "diff", "machine": MACHINE, "settings": settings, "diffs": diffs, "skipped": []}
-    read = parse("diff", document)
+    read = parse_as(Diffs, document)
     assert read.runs_of_diffs() == [run, mlp]
     assert len({setting for _, setting in figures(read)}) == 2
 

@@ -21,7 +21,7 @@ Event = tuple[str, int, Any]  # what a process, by its rank, does
 def of(rank: int, op: str, **fields: Any) -> tuple[str, int, Call]:
     """A call of 4 float32 in a group of two ranks."""
     defaults: dict[str, Any] = {"dtype": "float32", "payload_bytes": 16, "shapes": ((4,),), "group": "0", "ranks": PAIR}
-    return "call", rank, Call(rank, op, **defaults | {"source": f"{'abc'[rank]}.py:{len(op)}"} | fields)
+    return "call", rank, Call(rank, op, **{**defaults, "source": f"{'abc'[rank]}.py:{len(op)}", **fields})
 
 
 def hold(rank: int, position: int) -> Event:

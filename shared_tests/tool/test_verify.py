@@ -23,6 +23,7 @@ from shardiff.tracing.link import Link, Server, StoppedError, serve
 from shardiff.tracing.merge import MismatchError, merge
 from shardiff.tracing.tracer import capture
 from shardiff.tracing.verifier import Verdict
+from shared_tests.tool.rank_functions import started
 from torch_impl.traced import trace_rank
 
 # Mistakes made for real, by two ranks r in a new group g; x is 4 float32. -> kind of verdict, and texts in it. No
@@ -198,12 +199,12 @@ def call_soundly(device: torch.device, directory: str) -> tuple[list[str], int]:
             library.trace_library(device, name)
         works = [dist.all_reduce(torch.ones(2), group=group, async_op=True) for group in groups[:: 1 - 2 * rank]]
         for work in works:
-            work.wait()
+            started(work).wait()
         dist.all_reduce(x, group=alone)
         posted = [dist.irecv(torch.empty(size), 1 - rank, tag=size) for size in (2, 3)]
         sent = [dist.isend(torch.ones(size), 1 - rank, tag=size) for size in ((2, 3), (3, 2))[rank]]
         for work in (*sent, *posted[::-1]):
-            work.wait()
+            started(work).wait()
         got = [None]
         dist.scatter_object_list(got, ["a", "b" * 99] if rank == 0 else None, src=0)
         dist.broadcast_object_list(got, src=1)

@@ -126,6 +126,7 @@ def test_the_work_of_a_compiled_step_is_that_of_its_matrix_products():
 
     like = [jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((32, 64), jnp.float32)]
     text = jax.jit(jax.grad(loss)).lower(*like).compile().as_text()
+    assert text is not None
     done = work(text)
     assert (done.products, done.flops) == (2, 2 * 2 * 32 * 64 * 64)
 

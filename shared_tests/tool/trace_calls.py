@@ -17,7 +17,7 @@ def call(rank: int, op: str, **fields: Any) -> Call:
     defaults: dict[str, Any] = {"dtype": "float32", "payload_bytes": 16, "shapes": ((4,),), "group": "0", "ranks": PAIR}
     if op in ("barrier", "wait"):
         defaults = {"group": "0", "ranks": PAIR} if op == "barrier" else {}
-    return Call(rank, op, **defaults | {"source": f"{'ab'[rank % 2]}.py:{rank}"} | fields)
+    return Call(rank, op, **{**defaults, "source": f"{'ab'[rank % 2]}.py:{rank}", **fields})
 
 
 def send(rank: int, peer: int, **fields: Any) -> Call:

@@ -176,7 +176,7 @@ def report(results: list[tuple[Trial, str | None]], seconds: float) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m shared_tests.tool.traced_often", description=__doc__.splitlines()[0]
+        prog="python -m shared_tests.tool.traced_often", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(".md"))

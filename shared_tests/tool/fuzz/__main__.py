@@ -39,7 +39,8 @@ def table(tally: Tally) -> Any:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m shared_tests.tool.fuzz", description=__doc__.splitlines()[0])
+    about = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m shared_tests.tool.fuzz", description=about)
     parser.add_argument("--hlo", type=int, default=100_000, metavar="N")
     parser.add_argument("--json-files", type=int, default=10_000, metavar="N")
     parser.add_argument("--seed", type=int, default=0)

@@ -46,8 +46,10 @@ class Tally:
 def serve(jobs: list[tuple[str, int]], seed: int, root: str, connection: Connection) -> None:
     """A process's share of the inputs: before each its place in `jobs` is sent, every so often a Tally."""
     directory = Path(tempfile.mkdtemp(dir=root))
-    hlo_seeds(), json_seeds()
-    one("hlo", 0, 0, directory), one("json", 0, 0, directory)  # imports, and what they take
+    hlo_seeds()
+    json_seeds()
+    for kind in ("hlo", "json"):
+        one(kind, 0, 0, directory)  # imports, and what they take
     statm = Path("/proc/self/statm").read_text().split()
     limit = int(statm[0]) * os.sysconf("SC_PAGE_SIZE") + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -68,7 +68,8 @@ def fully_sharded() -> None:
     model, over = GPT(), init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     for block in model.blocks:
         fully_shard(block, mesh=over)
-    train(fully_shard(model, mesh=over), BATCH // dist.get_world_size())
+    fully_shard(model, mesh=over)
+    train(model, BATCH // dist.get_world_size())
 
 
 def tensor_parallel() -> None:

@@ -58,7 +58,7 @@ class Result:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m shared_tests.tool.realprograms", description=__doc__.splitlines()[0]
+        prog="python -m shared_tests.tool.realprograms", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--target", action="append", help=f"default: {', '.join(TARGETS)}")
     parser.add_argument("--output", type=Path, default=BESIDE / "results.md")

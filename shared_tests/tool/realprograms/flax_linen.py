@@ -21,7 +21,7 @@ class Model(linen.Module):
     @linen.compact
     def __call__(self, tokens: Any) -> Any:
         init = linen.initializers.lecun_normal()
-        boxed = linen.with_logical_partitioning
+        boxed: Any = linen.with_logical_partitioning  # unboxed again by param
         table = self.param("table", boxed(init, ("vocab", "embed")), (VOCABULARY, WIDTH))
         x = jnp.take(table, tokens, axis=0)
         x = x + linen.Dense(HIDDEN, kernel_init=boxed(init, ("embed", "mlp")), use_bias=False)(x) @ self.param(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen
+from flax.linen.spmd import with_logical_constraint
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -45,7 +46,7 @@ class Block(linen.Module):
 
     @linen.compact
     def __call__(self, x: Any, _: Any) -> Any:
-        constrain = partial(linen.with_logical_constraint, rules=RULES, mesh=self.mesh)
+        constrain = partial(with_logical_constraint, rules=RULES, mesh=self.mesh)
         x = constrain(x, ACTIVATION)
         h, size = linen.RMSNorm()(x), WIDTH // HEADS
         heads = ("activation_batch", "activation_length", "activation_heads", None)
@@ -71,7 +72,7 @@ class Decoder(linen.Module):
     @linen.compact
     def __call__(self, tokens: Any) -> Any:
         table = kernel(self, "embedding", ("vocab", "embed"), VOCABULARY, WIDTH)
-        x = linen.with_logical_constraint(jax.nn.one_hot(tokens, VOCABULARY) @ table, ACTIVATION, RULES, self.mesh)
+        x = with_logical_constraint(jax.nn.one_hot(tokens, VOCABULARY) @ table, ACTIVATION, RULES, self.mesh)
         layers = linen.scan(
             linen.remat(Block),
             variable_axes={"params": 0},

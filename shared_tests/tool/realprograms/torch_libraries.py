@@ -51,7 +51,7 @@ def batches(ranks: int) -> DataLoader[Any]:
 
 def accelerate() -> None:
     """DDP by `Accelerator.prepare`; every step gathers the losses for a metric."""
-    from accelerate import Accelerator
+    from accelerate import Accelerator  # pyright: ignore[reportMissingImports]
 
     with as_by_torchrun():
         accelerator = Accelerator(cpu=True)
@@ -68,7 +68,7 @@ def accelerate() -> None:
 
 def lightning() -> None:
     """DDP by `Trainer(strategy="ddp")`; the loss is logged, summed over the ranks."""
-    import lightning as L
+    import lightning as L  # pyright: ignore[reportMissingImports]
 
     class Net(L.LightningModule):
         def __init__(self) -> None:
@@ -103,7 +103,7 @@ LLAMA = (2 * VOCABULARY * D + LLAMA_LAYERS * LAYER + D) * FLOAT
 
 
 def llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM  # pyright: ignore[reportMissingImports]
 
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"hidden_size": D, "intermediate_size": HIDDEN, "num_hidden_layers": LLAMA_LAYERS}
@@ -134,7 +134,7 @@ def llama_fsdp2() -> None:
 
 def llama_trainer() -> None:
     """Hugging Face's Trainer, which trains by accelerate."""
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainingArguments  # pyright: ignore[reportMissingImports]
 
     with as_by_torchrun(), tempfile.TemporaryDirectory() as directory:
         ids = torch.randint(VOCABULARY, (STEPS * 2 * RANKS, LENGTH))

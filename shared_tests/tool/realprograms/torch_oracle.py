@@ -38,7 +38,7 @@ def by_comm_debug_mode(run: Callable[[], object]) -> Counter[str]:
     """The calls that CommDebugMode counts while a function runs, by op."""
     mode = CommDebugMode()
     # Its tracker of modules adds a hook to a module each time it runs, and fails in the second step; nobody asks it.
-    ignored = dict.fromkeys(("_fw_pre_hook", "_fw_post_hook", "_bw_hook"), lambda *_: None)
+    ignored: dict[str, Any] = dict.fromkeys(("_fw_pre_hook", "_fw_post_hook", "_bw_hook"), lambda *_: None)
     vars(mode.advanced_module_tracker).update(ignored)
     with mode:
         run()

@@ -86,7 +86,8 @@ def sharded(over: DeviceMesh, **options: Any) -> None:
     model = mlp()
     for layer in model:
         fully_shard(layer, mesh=over, **options)  # type: ignore[arg-type]
-    train(fully_shard(model, mesh=over), batch)
+    fully_shard(model, mesh=over)
+    train(model, batch)
 
 
 def fsdp2() -> None:
@@ -174,7 +175,8 @@ def two_axes() -> None:
     for each in model:
         parallelize_module(each, over["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         fully_shard(each, mesh=over["dp"])
-    train(fully_shard(model, mesh=over["dp"]), lambda: torch.ones(BATCH, D))
+    fully_shard(model, mesh=over["dp"])
+    train(model, lambda: torch.ones(BATCH, D))
 
 
 def pair() -> nn.Sequential:

@@ -134,6 +134,39 @@ VERIFIER = (
             "test_sends_to_each_other_are_a_deadlock_and_with_receives_posted_are_none",
         ),
     ),
+    *plant(
+        "verifier",
+        "shardiff.tracing.merge",
+        "tool/test_trace_merge",
+        (
+            "rings of two stages told apart by when they turn",
+            "key: Any = new.phase, new.dtype, ticks[own][1], family",
+            "key: Any = new.phase, new.dtype, operation.level, family",
+            "test_rings_inside_the_stages_of_a_pipeline_are_siblings_though_one_runs_later",
+        ),
+    ),
+    *plant(
+        "verifier",
+        "shardiff.tracing.names",
+        "tool/test_trace_names",
+        (
+            "a parameter with gaps taken for one without",
+            "(not t.is_contiguous() or start + t.nbytes > whole[0])",
+            "start + t.nbytes > whole[0]",
+            "test_what_is_sent_is_known_by_its_memory",
+        ),
+    ),
+    *plant(
+        "verifier",
+        "shardiff.tracing.launches",
+        "tool/test_trace_started",
+        (
+            "every Python program of a rank taken for another rank",
+            'not in ("", os.environ.get(name))',
+            'not in ("",)',
+            "test_another_program_is_a_rank_only_if_its_environment_says_so",
+        ),
+    ),
 )
 
 API = (
