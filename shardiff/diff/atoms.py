@@ -6,7 +6,8 @@ what is moved (a parameter, a gradient, an activation; its shape), then among wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import lcm
@@ -121,6 +122,14 @@ def ranks(record: Record, side: int, axes: Mapping[str, str] | None) -> Any:
 @lru_cache(maxsize=4096)
 def groups_as_sets(groups: tuple[tuple[int, ...], ...]) -> frozenset[frozenset[int]]:
     return frozenset(map(frozenset, groups))
+
+
+def tally(pairs: Iterable[tuple[int, int]]) -> Counter[int]:
+    """Number -> how often it is there. How often may come from a file, so nothing loops that many times."""
+    found: Counter[int] = Counter()
+    for number, often in pairs:
+        found[number] += often
+    return found
 
 
 def by_axes(ranks: Any) -> bool:

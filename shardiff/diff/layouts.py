@@ -18,6 +18,7 @@ from shardiff.diff.atoms import (
     rides_in_a_loop,
     same_ranks,
     same_work,
+    tally,
 )
 from shardiff.diff.ticks import pipeline
 
@@ -75,7 +76,7 @@ def weights(found: Match, side: int, exact: bool = False) -> None:
 def gradients_of(found: Match, gathered: Sequence[Atom]) -> tuple[list[Atom], list[Atom]]:
     """A scattered or reduced sum of the backward pass for each of these weights, as large as it is, and what else is
     gathered or scattered over these ranks; no sums if one is missing."""
-    sizes = Counter(a.elements for a in gathered for _ in range(a.left))
+    sizes = tally((a.elements, a.left) for a in gathered)
     sums, rest = list[Atom](), list[Atom]()
     for op in ("reduce_scatter", "all_reduce", "all_gather"):
         for a in found.open(gathered[0].side, op):
@@ -226,7 +227,7 @@ def early_sums(found: Match, phase: str) -> None:
             here, there = ([a for a in each if same_ranks(a, one) and same_work(a, one)] for each in open_sums)
             sizes = Counter(b.elements for b in there)
             once = {(a.elements, a.index): calls(a) for a in here}
-            equal = Counter(elements for (elements, _), count in once.items() for _ in range(count)) & sizes
+            equal = tally((elements, count) for (elements, _), count in once.items()) & sizes
             mine = [a for a in products if a in here and not sizes[a.elements]]
             theirs = []
             for b in there:

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from shardiff.diff.alignment import Match
-from shardiff.diff.atoms import UNIT, Atom, Sense, is_product, same_ranks
+from shardiff.diff.atoms import UNIT, Atom, Sense, is_product, same_ranks, tally
 
 Axis = tuple[Any, int | None]  # who takes part, and how many
 Sums = Mapping[tuple[Any, int | None, str], list[Atom]]  # the axis and the op -> atoms
@@ -41,7 +41,7 @@ def sums_of_shards(found: Match, sense: Sense) -> None:
     }
     for (ranks, group_size, kind), both in every.items():
         sides = [[a for a in side if (1 - a.side, ranks, kind, sense.amount(a)) not in amounts_there] for side in both]
-        amounts = [Counter(sense.amount(atom) for atom in side for _ in range(atom.left)) for side in sides]
+        amounts = [tally((sense.amount(atom), atom.left) for atom in side) for side in sides]
         for size in {size or 0 for others, size in scattering if others not in (None, ranks)}:
             for wide, rule in ((0, "scattered_before_reduced"), (1, "reduced_before_scattered")):
                 shards = Counter({amount * size: count for amount, count in amounts[1 - wide].items()})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardiff.diff.alignment import Match
-from shardiff.diff.atoms import Atom, kind_of, overlooked, rides_in_a_loop, same_ranks, same_work
+from shardiff.diff.atoms import Atom, kind_of, overlooked, rides_in_a_loop, same_ranks, same_work, tally
 from shardiff.diff.rewrites import products
 from shardiff.diff.rings import ring_size
 
@@ -99,7 +99,7 @@ def without(of: Sequence[Atom], beside: Sequence[Atom], microbatches: int) -> li
     Of several of one size, those of most dims: a gradient has no dims for samples.
     """
     rest = sorted(of, key=lambda atom: -len(atom.shape or ()))
-    for elements, times in Counter(a.elements for a in beside for _ in range(a.record.times)).items():
+    for elements, times in tally((a.elements, a.record.times) for a in beside).items():
         alike = [a for a in rest if a.elements == elements and rides_in_a_loop(a.record)]
         if times % microbatches or len(alike) < times // microbatches:
             return None

@@ -20,7 +20,7 @@ from shardiff.hlo.instruction import split
 
 Groups = tuple[tuple[int, ...], ...]
 
-MAX_IDS = 2**20  # groups with more ids in total are not listed; their size is still known
+MAX_IDS = 2**18  # groups with more ids in total are not listed; their size is still known
 IOTA = re.compile(r"\[([\d,\s]*)\]\s*(?:<=\s*\[([\d,\s]*)\])?\s*(?:T\(([\d,\s]*)\))?")
 MESH = re.compile(r"mesh\s*\[([^\]]*)\]\s*(?:,\s*device_ids=\s*\((.*)\))?\s*\{([^}]*)\}", re.S)
 MESH_AXIS = re.compile(r"\s*['\"](.*)['\"]\s*=\s*(\d{1,9})\s*", re.S)

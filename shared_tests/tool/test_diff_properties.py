@@ -12,6 +12,7 @@ from shardiff.diff.rows import align, extra_bytes, unexplained
 from shardiff.record import OPS, PHASES, Executions, Record, step_bytes
 from shared_tests.tool.diff_records import OTHER, THIS, only_row, rec
 
+MANY = Executions(10**15, 10**15)  # as a file may say; nothing may loop that many times
 records = st.builds(
     rec,
     st.sampled_from(OPS),
@@ -19,7 +20,7 @@ records = st.builds(
     st.sampled_from(PHASES),
     st.sampled_from([1, 2, 4]),
     st.sampled_from(["float32", "bfloat16", "int32"]),
-    executions=st.sampled_from([Executions(1, 1), Executions(3, 3), Executions(0, 1), Executions(1, None)]),
+    executions=st.sampled_from([Executions(1, 1), Executions(3, 3), Executions(0, 1), Executions(1, None), MANY]),
     parts=st.sampled_from([(), (), (4, 4), (64, 36), (3, 5)]),
     computation=st.sampled_from([None, "body"]),
     detail=st.sampled_from([None, "jvp()/dot_general", "rematted_computation/psum"]),
@@ -155,3 +156,10 @@ def test_thousands_of_records_are_aligned_in_seconds():
     other = [rec("all_reduce", 4 * i + 1, phase) for i in range(1, 1500) for phase in ("forward", "backward")]
     assert unexplained(align(program, other)) > 5000
     assert process_time() - start < 10
+
+
+def test_nothing_is_looped_over_as_often_as_a_file_says_that_it_runs():
+    often = [rec(op, 4096, phase, 2, executions=MANY, groups=THIS) for op in OPS for phase in ("forward", "backward")]
+    once = [rec(op, 2048, "backward", 2, groups=groups) for op in OPS for groups in (THIS, OTHER)]
+    for left, right in ((often, once), (once, often), (often[:4], once[:4])):
+        assert unexplained(align(left, right)) > 0
