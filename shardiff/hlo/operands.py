@@ -10,7 +10,7 @@ import re
 
 from shardiff.hlo.errors import display
 from shardiff.hlo.flow import Flow
-from shardiff.hlo.instruction import Instruction, Leaf, find, leaves, names
+from shardiff.hlo.instruction import Instruction, Leaf, find, instruction, leaves, names
 from shardiff.hlo.text import Program, statements
 
 REDUCTIONS = {
@@ -24,6 +24,7 @@ REDUCTIONS = {
 }  # by torch's names
 SAME_DATA = frozenset("copy bitcast reshape transpose convert copy-start copy-done optimization-barrier".split())
 ZERO = re.compile(r"-?0(?:\.0*)?")
+SORTS = frozenset(("sort", "topk"))
 MOST_STEPS = 16  # how far an operand is followed
 Inside = tuple[
     str, tuple[tuple[str, Instruction], ...]
@@ -154,3 +155,18 @@ def concatenated(program: Program, computation: str, name: str) -> list[tuple[Le
         else:
             return []
     return []
+
+
+def sort_of(program: Program, computation: str, site: Instruction, known: dict[str, dict[str, str]]) -> str:
+    """The op_name of the sort that reads what a partitioner has gathered, since it does not split a sort; else "".
+
+    jaxlib 0.10 gives the gather that name, and 0.11 the name of what made the gathered array. known: for computations
+    that have been asked for, by the names of operands.
+    """
+    if "is_spmd_generated" not in site.attributes.get("frontend_attributes", ""):
+        return ""
+    if computation not in known:
+        found = program.computations[computation]
+        sorts = (instruction(program.text, where) for where in statements(program.text, found.start, found.end, SORTS))
+        known[computation] = {operand: sort.op_name for sort in sorts for operand in sort.operands}
+    return known[computation].get(site.name, "")

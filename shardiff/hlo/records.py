@@ -11,7 +11,7 @@ from shardiff.hlo.errors import HloError, display, shown
 from shardiff.hlo.flow import Flow, is_synchronous
 from shardiff.hlo.groups import Groups, device_edges, device_groups, id_lists
 from shardiff.hlo.instruction import Instruction, Leaf, dtype_name, find, instruction, leaves, source_of
-from shardiff.hlo.operands import argument_of, concatenated, is_slice_in_zeros, origin, reduction_of
+from shardiff.hlo.operands import argument_of, concatenated, is_slice_in_zeros, origin, reduction_of, sort_of
 from shardiff.hlo.phases import MAX_CALLERS, Phases, names_of
 from shardiff.hlo.text import Program, Statement
 from shardiff.record import Part, Record, wire_bytes
@@ -43,7 +43,9 @@ Place = tuple[str, str]  # a computation, and the name of an instruction in it
 
 @dataclass(frozen=True)
 class Context:
-    """What a record needs beside its instruction. repeated: gathers of what another gather has gathered as well."""
+    """What a record needs beside its instruction. repeated: gathers of what another gather has gathered as well.
+    unsplit: for computations that have been asked for, by the names of operands, the op_name of a sort that reads it.
+    """
 
     program: Program
     flow: Flow
@@ -52,6 +54,7 @@ class Context:
     replicas: int
     partitions: int
     repeated: dict[Place, Place] = field(default_factory=dict)
+    unsplit: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def collectives(context: Context, found: list[tuple[str, Statement]]) -> Iterator[Record]:
@@ -120,7 +123,12 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
         root=0 if op == "broadcast" else None,  # the first device of a group has the data
         shape=what.shape if what else None,
         moves=what.moves if what else None,
-        detail=(what.detail if what else None) or told(site.op_name or caller_name(flow, computation)),
+        detail=(what.detail if what else None)
+        or told(
+            sort_of(context.program, computation, site, context.unsplit)
+            or site.op_name
+            or caller_name(flow, computation)
+        ),
         gathers=gathers,
     )
 

@@ -8,6 +8,7 @@ from shardiff.hlo import read
 from shardiff.hlo.instruction import Instruction, stack_frames
 from shardiff.hlo.records import group_mode
 from shardiff.hlo.text import BEGIN, END, parse, statements
+from shared_tests.tool.hlo_modules import ALL, module, only
 
 PROGRAM = """// before
 HloModule m.1, is_scheduled=true, entry_computation_layout={(f32[8])->f32[8]}
@@ -182,3 +183,15 @@ def test_where_a_package_made_the_call_the_users_line_comes_first():
         "StackFrames": "\n1 {file_location_id=3 parent_frame_id=2}\n2 {file_location_id=4 parent_frame_id=1}",
     }
     assert stack_frames(around) == {"1": f"{package}/flax/nnx/nn/linear.py:12", "2": f"{package}/optax/losses.py:13"}
+
+
+def test_a_gather_for_a_sort_is_told_by_the_sort() -> None:
+    """jaxlib 0.11 names such a gather by what made the array."""
+    made = 'frontend_attributes={is_spmd_generated="true"}, metadata={op_name="jit(f)/jvp()/div"}'
+    gather = f"%g = f32[64] all-gather(%p), {ALL}, dimensions={{0}}, {made}\n"
+    sort = 'ROOT %s = f32[64] sort(%g), dimensions={0}, to_apply=%less, metadata={op_name="jit(f)/jvp()/top_k"}'
+    less = "\n%less (a: f32[], b: f32[]) -> pred[] {\n  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n"
+    less += "  ROOT %c = pred[] compare(%a, %b), direction=LT\n}\n"
+    assert only(module(gather + sort, less)).detail == "jvp()/top_k"
+    assert only(module(gather.replace('is_spmd_generated="true"', "") + sort, less)).detail == "jvp()/div"
+    assert only(module(gather + "ROOT %n = f32[64] negate(%g)")).detail == "jvp()/div"
