@@ -135,6 +135,5 @@ def test_a_page_shows_all_results(measured):
     assert all(f"shardiff {line} --output benchmarks/results/" in text for line in page.COMMANDS.values())
 
 
-@pytest.mark.skipif(not page.PAGE.exists(), reason="docs/transformer_steps.md is made when its results are measured")
 def test_the_page_is_made_from_the_results():
     assert page.PAGE.read_text(encoding="utf-8") == page.page(page.results())
