@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-BUCKET_BYTES = 4 << 20  # a w of the default model fills one: it is not copied, and one is sent while the next computes
+BUCKET_BYTES = 10 << 20  # two w of the default model: one such bucket is sent while the next layers compute
 
 
 def bucketed(sizes: Sequence[int], kinds: Sequence[Hashable] = (), limit: int = BUCKET_BYTES) -> list[list[int]]:
