@@ -6,6 +6,7 @@ It stands between two comments. With the word `commands` behind it, it prints wh
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.bubbles import picture
@@ -24,69 +25,63 @@ PAGE, PICTURE = (kept.ROOT / "docs" / name for name in ("benchmarks.md", "bubble
 BEGIN, END = "<!-- made by benchmarks.report.schedules -->", "<!-- until here -->"
 PEERS = ("gpipe", "1f1b", "interleaved", "zb_h1", "zb_v")  # schedules that torch.distributed.pipelining has too
 COMMANDS = {  # what measures each result, and the results' names
-    "schedules_paced": "bench bubbles --batch 2048 --width 2048 --layers 16 --stages 2 --stages 4 --microbatches 8 "
-    "--implementation torch --paced --paced-seconds 0.15 --iterations 2",
+    "schedules_real": "bench bubbles --stages 2 --microbatches 4 --layers 64 --batch 2048 --implementation torch "
+    "--iterations 3",
+    "schedules_paced": "bench bubbles --stages 4 --microbatches 8 --implementation torch --iterations 2",
     **{
         f"schedule_{name}": f"bench steps --strategy pipeline_parallel --schedule {name} --layers 8 "
-        "--implementation torch --implementation peer --iterations 20 --rounds 1"
+        "--implementation torch --implementation peer --iterations 30 --rounds 2"
         for name in PEERS
     },
 }
-INTRO = """Every schedule, in torch, with more stages than cores too: each stage runs on a paced device
+REAL = """Every schedule in torch, with a core for each stage. Beside the measured bubble stands the closed form
+([schedules.md](schedules.md)), for which all passes take the same time, and the bubble of the schedule replayed with the
+measured times of its passes and communication that takes none. Kept is what autograd and the gradients that are put off
+hold at most, on the stage that keeps most. Sending takes a core's time here, and adding up gradients makes W longer than
+B, so each stage has many layers and samples: the bubble of a shorter step is further from its closed form."""
+PACED = """The same with more stages than cores: each stage runs on a paced device
 ([torch_impl/paced.py](../torch_impl/paced.py)), whose products take the time of a stated rate while the CPU computes
 their values. A forward pass of a microbatch through a stage takes {seconds:g} s there. A sample in which the CPU fell
-behind is repeated; {repeated}. Each cell is the measured bubble, and in brackets the closed form
-([schedules.md](schedules.md)). Kept is what autograd and the gradients that are put off hold at most, on the stage that
-keeps most, with {stages} stages and {m} microbatches."""
+behind is repeated; {repeated}."""
 BESIDE = """The same schedules beside torch.distributed.pipelining's own, in turn, without pacing: the time of ours
 over theirs, medians with quartiles."""
 
 
-def part(bubbles: Bubbles, beside: dict[str, Steps]) -> str:
+def part(real: Bubbles, paced: Bubbles, beside: dict[str, Steps]) -> str:
     """The text between the comments. beside: schedule -> steps of both; none where they have not been measured."""
-    rows = [row for row in bubbles.rows if row.framework == "torch"]
-    last = max(rows, key=lambda row: (row.stages, row.microbatches))
-    repeated = sum(row.repeated for row in rows)
-    seconds = bubbles.settings.paced_seconds
-    told = INTRO.format(
-        seconds=seconds,
-        repeated=f"{counted(repeated, 'sample')} {'was' if repeated == 1 else 'were'}" if repeated else "none was",
-        stages=last.stages,
-        m=last.microbatches,
-    )
-    found = [wrapped(told), markdown(table(rows, last))]
-    found += [origin(bubbles, f"{bubbles.settings}, medians of {bubbles.settings.iterations} steps")]
-    found += [wrapped(within(rows))]
+    repeated = sum(row.repeated for row in paced.rows)
+    said = f"{counted(repeated, 'sample')} {'was' if repeated == 1 else 'were'}" if repeated else "none was"
+    found = [*measured(REAL, real), *measured(PACED.format(seconds=paced.settings.paced_seconds, repeated=said), paced)]
     if beside:
         first = next(iter(beside.values()))
         found += [wrapped(BESIDE), markdown(peers(beside)), origin(first)]
     return "\n\n".join(found)
 
 
-def table(rows: list[Row], last: Row) -> Table:
-    """A line for each schedule, a column for each number of stages and of microbatches."""
-    places = sorted({(row.stages, row.microbatches) for row in rows})
+def measured(told: str, bubbles: Bubbles) -> list[str]:
+    """What was measured, its table, where it comes from, and what is within 10 % of the closed form."""
+    settings = f"{bubbles.settings}, medians of {bubbles.settings.iterations} steps"
+    return [wrapped(told), markdown(table(bubbles.rows)), origin(bubbles, settings), wrapped(within(bubbles.rows))]
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """A line for each run."""
+    heads = ["stages", "microbatches", "measured", "closed form", "replayed", "kept"]
     cells = []
-    for order in dict.fromkeys(row.order for row in rows):
-        of = {(row.stages, row.microbatches): row for row in rows if row.order == order}
-        shown = [f"{of[p].measured.median:.3f} ({of[p].theory:.3f})" if p in of else "-" for p in places]
-        kept = of[last.stages, last.microbatches].kept
-        cells.append([Cell(text) for text in (order, *shown, size(max(kept)) if kept else "-")])
-    names = [f"{stages} stages, m = {m}" for stages, m in places]
-    return Table(["schedule", *names, "kept"], [False, *[True] * (len(names) + 1)], cells)
+    for row in rows:
+        bubbles = row.measured.median, row.theory, row.weighted.median if row.weighted else None
+        shown = ["-" if bubble is None else f"{bubble:.3f}" for bubble in bubbles]
+        line = [row.order, str(row.stages), str(row.microbatches), *shown, size(max(row.kept)) if row.kept else "-"]
+        cells.append([Cell(text) for text in line])
+    return Table(["schedule", *heads], [False, *[True] * len(heads)], cells)
 
 
-def within(rows: list[Row]) -> str:
+def within(rows: Sequence[Row]) -> str:
     """How far the measured bubbles are from the closed forms, and what is kept from its own."""
-    near = [row for row in rows if abs(row.of_theory - 1) <= 0.1]
-    far = [row for row in rows if row not in near]
-    text = f"{len(near)} of {len(rows)} bubbles are within 10 % of the closed form"
+    far = [row for row in rows if abs(row.of_theory - 1) > 0.1]
+    text = f"{len(rows) - len(far)} of {len(rows)} bubbles are within 10 % of the closed form"
     if far:
-        named = (
-            f"{row.order} on {row.stages} stages with {row.microbatches} microbatches ({row.of_theory:.2f} of "
-            f"{row.theory:.3f})"
-            for row in far
-        )
+        named = (f"{row.order} ({row.of_theory:.2f} of {row.theory:.3f})" for row in far)
         text += f"; the {'other is' if len(far) == 1 else 'others are'} {', '.join(named)}"
     kept = [max(row.kept) / max(row.kept_theory) for row in rows if row.kept and row.kept_theory]
     spread = dict.fromkeys(f"{share:.2f}" for share in (min(kept), max(kept))) if kept else ()
@@ -112,7 +107,7 @@ def result(name: str) -> Any:
 def replaced(page: str) -> str:
     """The page with the part made anew."""
     beside = {name: found for name in PEERS if (found := result(f"schedule_{name}"))}
-    return filled(page, BEGIN, END, part(result("schedules_paced"), beside))
+    return filled(page, BEGIN, END, part(result("schedules_real"), result("schedules_paced"), beside))
 
 
 def lines() -> list[str]:
