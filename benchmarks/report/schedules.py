@@ -35,10 +35,10 @@ COMMANDS = {  # what measures each result, and the results' names
     },
 }
 REAL = """Every schedule in torch, with a core for each stage. Beside the measured bubble stands the closed form
-([schedules.md](schedules.md)), for which all passes take the same time, and the bubble of the schedule replayed with the
-measured times of its passes and communication that takes none. Kept is what autograd and the gradients that are put off
-hold at most, on the stage that keeps most. Sending takes a core's time here, and adding up gradients makes W longer than
-B, so each stage has many layers and samples: the bubble of a shorter step is further from its closed form."""
+([schedules.md](schedules.md)), for which all passes take the same time, and the bubble of the schedule replayed with
+the measured times of its passes and communication that takes none. Kept is what autograd and the gradients that are put
+off hold at most, on the stage that keeps most. Sending takes a core's time here, and adding up gradients makes W longer
+than B, so each stage has many layers and samples: the bubble of a shorter step is further from its closed form."""
 PACED = """The same with more stages than cores: each stage runs on a paced device
 ([torch_impl/paced.py](../torch_impl/paced.py)), whose products take the time of a stated rate while the CPU computes
 their values. A forward pass of a microbatch through a stage takes {seconds:g} s there. A sample in which the CPU fell

@@ -205,7 +205,8 @@ def test_the_measured_schedules_are_in_the_order_of_their_bubbles_and_keep_what_
     assert {(row.stages, row.microbatches) for row in result.rows} == {(stages, microbatches)}
     naive, gp, one, inter, h1, v = (next(row for row in result.rows if row.order == each) for each in SCHEDULES)
     got = [row.measured.median for row in (naive, gp, inter, h1, v)]
-    assert got == sorted(got, reverse=True) and one.measured.median == pytest.approx(gp.measured.median, rel=0.01)
+    off = 0.01 if name == "paced" else 0.02
+    assert got == sorted(got, reverse=True) and one.measured.median == pytest.approx(gp.measured.median, rel=off)
     assert one.kept and gp.kept and one.kept[0] * microbatches == gp.kept[0] * stages, "p microbatches and not m"
     for row in result.rows:
         assert row.kept == row.kept_theory and abs(row.of_theory - 1) < 0.1
