@@ -75,7 +75,7 @@ def show(plan: Plan, as_json: bool) -> int:
         if as_json:
             print(json.dumps(to_json(target, program, broken[target])), flush=True)
         else:
-            _print(program, broken[target])
+            _print(program, target, broken[target])
     if plan.baseline and plan.update:
         baseline.update(plan.baseline, found)
     return int(any(broken.values()))
@@ -96,14 +96,21 @@ def to_json(target: str, program: Program, broken: Sequence[str]) -> dict[str, A
     }
 
 
-def _print(program: Program, broken: Sequence[str]) -> None:
+def _print(program: Program, target: str, broken: Sequence[str]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 130)
-    mesh = f" ({program.mesh})" if program.mesh else ""
-    console.print(f"{program.label}{mesh}", style="bold", markup=False)
+    console.print(f"{program.label}{_where(program, target)}", style="bold", markup=False)
     for part in view.render(program):
         console.print(part)
     for line in broken:
         console.print(line, style="red", markup=False)
     console.print()
+
+
+def _where(program: Program, target: str) -> str:
+    """The mesh, and how much of the target it leaves idle."""
+    if not program.mesh:
+        return ""
+    used, there = program.mesh.size, parse(target).num_devices
+    return f" ({program.mesh})" if used == there else f" ({program.mesh}; {used} of {there} devices)"

@@ -12,7 +12,8 @@ import pytest
 
 from shardiff import baseline
 from shardiff.cli import main as cli
-from shardiff.compiling import process
+from shardiff.compiling import launch, process
+from shardiff.mesh import Mesh
 from shardiff.program import Program
 from shared_tests.tool.test_targets import needs
 
@@ -91,6 +92,16 @@ def test_a_function_is_compiled_for_every_target_with_its_own_modules(file, capf
     lines = [line.split() for line in out.splitlines()]
     assert ["dp", "4", "2", "16.4", "kB", "12.3", "kB"] in lines and ["tp", "2", "2", "8.2", "kB", "4.1", "kB"] in lines
     assert "float64" in out and "memory of a device: 8.19 kB arguments" in out
+
+
+def test_a_mesh_that_leaves_devices_of_the_target_idle_says_so_in_the_heading(monkeypatch, capsys):
+    programs = [Program((), f"step on {target}", Mesh((("dp", 2), ("tp", 2)))) for target in ("cpu:8", "cpu:4")]
+    monkeypatch.setattr(launch, "programs", lambda *arguments: programs)
+    assert (
+        cli.main(["compile", f"{__file__}:step", "--target", "cpu:8", "--target", "cpu:4", "--mesh", "dp=2,tp=2"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "step on cpu:8 (dp=2,tp=2; 4 of 8 devices)\n" in out and "step on cpu:4 (dp=2,tp=2)\n" in out
 
 
 def test_json_says_what_the_table_says_and_the_program_s_output_goes_to_stderr(file, capfd):
