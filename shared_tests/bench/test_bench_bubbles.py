@@ -196,11 +196,13 @@ def test_the_recorder_sees_the_schedule_and_changes_nothing(pool, schedule, micr
         assert all(a.end <= b.start for a, b in zip(events, events[1:], strict=False)), "one thing at a time"
 
 
-@pytest.mark.parametrize(("name", "stages", "microbatches"), [("real", 2, 4), ("paced", 4, 8)])
+@pytest.mark.parametrize(
+    ("name", "day", "stages", "microbatches"), [("real", "2026-12-01", 2, 4), ("paced", "2026-11-30", 4, 8)]
+)
 def test_the_measured_schedules_are_in_the_order_of_their_bubbles_and_keep_what_the_closed_form_says(
-    name, stages, microbatches
+    name, day, stages, microbatches
 ):
-    measured = Path(bubbles.__file__).parents[1] / "results" / f"2026-11-30_schedules_{name}_2_cores.json"
+    measured = Path(bubbles.__file__).parents[1] / "results" / f"{day}_schedules_{name}_2_cores.json"
     result = parse_as(Bubbles, json.loads(measured.read_text(encoding="utf-8")))
     assert {(row.stages, row.microbatches) for row in result.rows} == {(stages, microbatches)}
     naive, gp, one, inter, h1, v = (next(row for row in result.rows if row.order == each) for each in SCHEDULES)
