@@ -29,8 +29,8 @@ WORDS = {
 }
 UNSEEN = ("send", "recv", "barrier")  # by CommDebugMode
 
-# A call is done for its caller before gloo's thread has closed its record, and torch 2.13 crashes, in five of six runs of
-# 24 profiles, where a profile ends in between.
+# A call is done for its caller before gloo's thread has closed its record. Where a profile ends in between, torch 2.13
+# crashes, in five of six runs of 24 profiles.
 SETTLED = 0.1  # seconds
 
 
