@@ -192,6 +192,7 @@ def sums(found: Match, sense: Sense, rewrite: Rewrite | None = None) -> None:
             if asked[:-1] not in cache:
                 alike = groups[kind].values()
                 fit = (some for some in alike if same_work(some[0], one) and same_ranks(some[0], one))
+                fit = (some for some in fit if _may_move(some[0], one, sense))
                 if not sense.same_phase and one.op == "all_gather":  # what moved to another phase is known to be that
                     fit = (some for some in fit if some[0].moves == one.moves)
                 several = sorted((m for some in fit for m in some if m.left), key=lambda m: (m.index, m.part))
@@ -207,13 +208,18 @@ def sums(found: Match, sense: Sense, rewrite: Rewrite | None = None) -> None:
                 ones.append(one)  # after the others have had their turn
 
 
+def _may_move(a: Atom, b: Atom, sense: Sense) -> bool:
+    """Whether one may be among the others. In another phase an activation is not part of what may be a gradient."""
+    return sense.same_phase or a.moves == b.moves or "activation" not in (a.moves, b.moves)
+
+
 def splits(one: Atom, several: Sequence[Atom]) -> bool:
     """Whether one array can be made of these: a flat one of any, one with a shape only of its slices along a dim."""
     if one.shape is None or len(one.shape) < 2 or any(m.shape is None or len(m.shape) < 2 for m in several):
         return True
     shapes = [m.shape or () for m in several]
     if any(len(shape) != len(one.shape) for shape in shapes):
-        return True  # reshaped on the way
+        return not (one.detail or "").endswith("dot_general")  # reshaped on the way; but a product has one result
     return any(
         all(shape[:dim] + shape[dim + 1 :] == one.shape[:dim] + one.shape[dim + 1 :] for shape in shapes)
         for dim in range(len(one.shape))
@@ -262,7 +268,8 @@ def regrouped(found: Match, sense: Sense, rewrite: Rewrite | None = None) -> Non
         if 1 in (len(left), len(right)) and not splits(*((left[0], right) if len(left) == 1 else (right[0], left))):
             continue
         likes = [{atom.signature(): atom for atom in side}.values() for side in (left, right)]
-        if all(same_work(a, b) and same_ranks(a, b) for a in likes[0] for b in likes[1]):
+        alike = (same_work(a, b) and same_ranks(a, b) and _may_move(a, b, sense) for a in likes[0] for b in likes[1])
+        if all(alike):
             rules = {rule for a in left for b in right for rule in overlooked(a, b)} | {"regrouped"}
             taken = [(atom, atom.left) for atom in (*left, *right)]
             found.link(taken, rules | ({rewrite.rule} if rewrite else set()))

@@ -179,7 +179,7 @@ def tokens(found: Match, side: int) -> None:
             found.link([(largest, times), (theirs, times)], rules, extra=True)
             exchanges.append(theirs)
     for theirs in exchanges:
-        for op in ("all_gather", "all_reduce"):
+        for op in ("all_gather", "reduce_scatter", "all_reduce"):
             for a in found.open(side, op):
                 beside = a.record.phase == theirs.record.phase and a.elements < theirs.elements and by_compiler(a)
                 if beside and same_ranks(a, theirs) and a.moves is None and operation(a) != "top_k":

@@ -7,6 +7,7 @@ reduction is a computation of its own; the name of a parameter is the op_name of
 from __future__ import annotations
 
 import re
+from math import prod
 
 from shardiff.hlo.errors import display
 from shardiff.hlo.flow import Flow
@@ -25,6 +26,7 @@ REDUCTIONS = {
 SAME_DATA = frozenset("copy bitcast reshape transpose convert copy-start copy-done optimization-barrier".split())
 ZERO = re.compile(r"-?0(?:\.0*)?")
 SORTS = frozenset(("sort", "topk"))
+Joined = tuple[Leaf, tuple[int, ...] | None, str]  # an array, its shape before it was flattened, what made it: op_name
 MOST_STEPS = 16  # how far an operand is followed
 Inside = tuple[
     str, tuple[tuple[str, Instruction], ...]
@@ -73,6 +75,11 @@ def origin(program: Program, flow: Flow, computation: str, name: str) -> tuple[s
         else:
             break
     return computation, name
+
+
+def maker(program: Program, flow: Flow, computation: str, name: str) -> Instruction | None:
+    """What made an operand's data, unchanged since but for its type and layout; as far as that can be followed."""
+    return find(program, *origin(program, flow, computation, name))
 
 
 def is_slice_in_zeros(program: Program, computation: str, name: str) -> bool:
@@ -131,30 +138,39 @@ def only_moves(program: Program, site: Instruction) -> bool:
     return all(statement.opcode in SAME_DATA or statement.opcode == "parameter" for statement in inside)
 
 
-def concatenated(program: Program, computation: str, name: str) -> list[tuple[Leaf, str]]:
-    """The arrays that a concatenate, or a fusion that ends in one, joined into an operand, each with the op_name of
-    what made it; [] where none did."""
+def concatenated(program: Program, computation: str, name: str) -> list[Joined]:
+    """The arrays that a concatenate, or a fusion that ends in one, joined into an operand; [] where none did."""
+    where: Inside = (computation, ())
     for _ in range(MOST_STEPS):
-        site = find(program, computation, name)
+        site = find(program, where[0], name)
         if site is None:
             return []
-        if site.opcode == "fusion":
-            inner = names(site.attributes.get("calls", ""))
-            if len(inner) != 1 or inner[0] not in program.computations:
-                return []
-            computation = inner[0]
-            name = program.index(computation).root
+        if body := body_of(program, site):
+            where, name = (body, (*where[1], (where[0], site))), program.index(body).root
         elif site.opcode in ("bitcast", "reshape", "copy") and len(site.operands) == 1:
             name = site.operands[0]
         elif site.opcode == "concatenate":
-            found = [find(program, computation, operand) for operand in site.operands]
+            found = [find(program, where[0], operand) for operand in site.operands]
             shapes = [leaves(one.shape) if one else [] for one in found]
             flat = all(len(shape) == 1 and len(shape[0][1].dims) <= 1 for shape in shapes)
-            named = [(shape[0][1], one.op_name) for shape, one in zip(shapes, found, strict=True) if shape and one]
+            named = [
+                joined(program, where, shape[0][1], one)
+                for shape, one in zip(shapes, found, strict=True)
+                if shape and one
+            ]
             return named if flat and len(named) > 1 else []
         else:
             return []
     return []
+
+
+def joined(program: Program, where: Inside, flat: Leaf, one: Instruction) -> Joined:
+    """An operand of a concatenate, and what made it, if it has no name itself."""
+    made = None if one.op_name else source(program, where, one.name)
+    one = made[1] if made else one
+    found = leaves(one.shape)
+    dims = found[0][1].dims if len(found) == 1 else ()
+    return flat, dims if len(dims) > 1 and prod(dims) == prod(flat.dims) else None, one.op_name
 
 
 def sort_of(program: Program, computation: str, site: Instruction, known: dict[str, dict[str, str]]) -> str:
@@ -170,3 +186,18 @@ def sort_of(program: Program, computation: str, site: Instruction, known: dict[s
         sorts = (instruction(program.text, where) for where in statements(program.text, found.start, found.end, SORTS))
         known[computation] = {operand: sort.op_name for sort in sorts for operand in sort.operands}
     return known[computation].get(site.name, "")
+
+
+def op_name_of(
+    program: Program, flow: Flow, computation: str, site: Instruction, unsplit: dict[str, dict[str, str]]
+) -> str:
+    """The op_name of a collective: of a sort that reads it, its own, that of the one instruction that calls its
+    computation, as a fusion around it has it, or of what made its one operand, where a compiler has kept no other; else
+    "". unsplit: `known` of `sort_of`."""
+    if found := sort_of(program, computation, site, unsplit) or site.op_name:
+        return found
+    calls = flow.callers.get(computation, [])
+    if len(calls) == 1 and calls[0].site.op_name:
+        return calls[0].site.op_name
+    made = maker(program, flow, computation, site.operands[0]) if len(site.operands) == 1 else None
+    return made.op_name if made else ""

@@ -11,7 +11,7 @@ from shardiff.hlo.errors import HloError, display, shown
 from shardiff.hlo.flow import Flow, is_synchronous
 from shardiff.hlo.groups import Groups, device_edges, device_groups, id_lists
 from shardiff.hlo.instruction import Instruction, Leaf, dtype_name, find, instruction, leaves, source_of
-from shardiff.hlo.operands import argument_of, concatenated, is_slice_in_zeros, origin, reduction_of, sort_of
+from shardiff.hlo.operands import argument_of, concatenated, is_slice_in_zeros, op_name_of, origin, reduction_of
 from shardiff.hlo.phases import MAX_CALLERS, Phases, names_of
 from shardiff.hlo.text import Program, Statement
 from shardiff.record import Part, Record, wire_bytes
@@ -124,11 +124,7 @@ def collective(context: Context, computation: str, site: Instruction) -> Record:
         shape=what.shape if what else None,
         moves=what.moves if what else None,
         detail=(what.detail if what else None)
-        or told(
-            sort_of(context.program, computation, site, context.unsplit)
-            or site.op_name
-            or caller_name(flow, computation)
-        ),
+        or told(op_name_of(context.program, flow, computation, site, context.unsplit)),
         gathers=gathers,
     )
 
@@ -158,12 +154,6 @@ def result_of(context: Context, pieces: list[tuple[str, Instruction]]) -> Place:
     return computation, site.name
 
 
-def caller_name(flow: Flow, computation: str) -> str:
-    """The op_name of the one instruction that calls a computation, as a fusion around a collective has it; else ""."""
-    calls = flow.callers.get(computation, [])
-    return calls[0].site.op_name if len(calls) == 1 else ""
-
-
 def told(op_name: str) -> str | None:
     """An op_name without the name of the jitted function, such as `transpose(jvp())/mul`; cut off where it is long."""
     names = names_of(op_name)
@@ -180,9 +170,10 @@ def parts_of(context: Context, computation: str, site: Instruction, op: str, arr
         return ()
     if op == "all_reduce" and len(arrays) == 1 and len(arrays[0].dims) == 1 and site.operands:
         joined = concatenated(context.program, computation, site.operands[0])
-        if joined and sum(array.num_bytes for array, _ in joined) == arrays[0].num_bytes:
+        if joined and sum(array.num_bytes for array, *_ in joined) == arrays[0].num_bytes:
             return tuple(
-                Part(dtype_name(array.dtype), array.num_bytes, detail=told(op_name)) for array, op_name in joined
+                Part(dtype_name(array.dtype), array.num_bytes, shape, detail=told(op_name))
+                for array, shape, op_name in joined
             )
     parts = [Part(dtype_name(array.dtype), array.num_bytes, array.dims) for array in arrays]
     for i, operand in enumerate(site.operands if len(site.operands) == len(parts) else ()):

@@ -57,6 +57,31 @@ def test_a_sum_may_be_taken_before_a_linear_operation():
     assert unexplained(align([router], [])) == 1, "no sum is missing without a reason"
 
 
+def test_one_product_is_not_several_tensors_whose_sizes_add_up():
+    """All tokens' slots at the experts are twice the tokens: two sums of tokens are no one sum of slots."""
+    sums = [rec("reduce_scatter", 64, shape=(1, 4, 4), moves="activation") for _ in range(2)]
+    early = [replace(derived(rec("all_reduce", 128)), shape=(2, 2, 2, 4)) for _ in range(2)]
+    rows = align(sums, early)
+    assert [row.rules for row in rows] == [("summed_early",)] * 2
+    renamed = [replace(one, detail="jvp()/reshape") for one in early]
+    assert unexplained(align(sums, renamed[:1])) == 0, "what was reshaped may be both"
+
+
+def test_gates_are_scattered_beside_the_tokens():
+    exchange = rec("all_to_all", 64)
+    tokens, gates = derived(rec("reduce_scatter", 128)), derived(rec("reduce_scatter", 16))
+    assert {row.rules for row in align([exchange], [tokens, gates])} == {("gather_and_scatter",)}
+    assert unexplained(align([], [gates])) == 1
+
+
+def test_activations_of_one_phase_are_no_gradients_of_another_whose_sizes_add_up():
+    activations = [rec("reduce_scatter", 64, "forward", moves="activation") for _ in range(4)]
+    for gradients in ([rec("reduce_scatter", 256)], [rec("reduce_scatter", 128), rec("reduce_scatter", 128)]):
+        assert unexplained(align(activations, gradients)) == 4 + len(gradients)
+        known = [replace(one, moves="activation") for one in gradients]
+        assert unexplained(align(activations, known)) == 0
+
+
 def test_what_a_compiler_does_not_split_runs_whole():
     whole = derived(rec("all_gather", 64, "forward"), "jvp()/top_k")
     assert [(row.verdict, row.rules) for row in align([], [whole])] == [("rewritten", ("run_whole",))]

@@ -195,3 +195,21 @@ def test_a_gather_for_a_sort_is_told_by_the_sort() -> None:
     assert only(module(gather + sort, less)).detail == "jvp()/top_k"
     assert only(module(gather.replace('is_spmd_generated="true"', "") + sort, less)).detail == "jvp()/div"
     assert only(module(gather + "ROOT %n = f32[64] negate(%g)")).detail == "jvp()/div"
+
+
+def test_a_collective_without_a_name_is_told_by_what_made_its_operand() -> None:
+    """GPUs' compilers turn an all-reduce into a reduce-scatter, or join several, and keep no name."""
+    dot = '%d = f32[4,4,4] negate(%p), metadata={op_name="jit(f)/jvp(ab,bc->ac)/dot_general"}\n'
+    scatter = f"ROOT %r = f32[1,4,4] reduce-scatter(%d), {ALL}, dimensions={{0}}, to_apply=%add"
+    assert only(module(dot + scatter)).detail == "jvp(ab,bc->ac)/dot_general"
+    named = scatter + ', metadata={op_name="jit(f)/jvp()/own"}'
+    assert only(module(dot + named)).detail == "jvp()/own"
+
+    flat = "%l = f32[1] constant({0})\n%f = f32[64] bitcast(%d)\n"
+    flat += "%w = f32[65] fusion(%l, %f), kind=kLoop, calls=%joined\n"
+    reduce = f"ROOT %r = f32[65] all-reduce(%w), {ALL}, to_apply=%add"
+    inside = "\n%joined (x: f32[1], y: f32[64]) -> f32[65] {\n  %x = f32[1] parameter(0)\n  %y = f32[64] parameter(1)\n"
+    inside += "  ROOT %c = f32[65] concatenate(%x, %y), dimensions={0}\n}\n"
+    loss, product = only(module(dot + flat + reduce, inside)).parts
+    assert (loss.bytes, loss.shape, loss.detail) == (4, None, None)
+    assert (product.bytes, product.shape, product.detail) == (256, (4, 4, 4), "jvp(ab,bc->ac)/dot_general")
