@@ -219,7 +219,7 @@ def splits(one: Atom, several: Sequence[Atom]) -> bool:
         return True
     shapes = [m.shape or () for m in several]
     if any(len(shape) != len(one.shape) for shape in shapes):
-        return not (one.detail or "").endswith("dot_general")  # reshaped on the way; but a product has one result
+        return True  # reshaped on the way
     return any(
         all(shape[:dim] + shape[dim + 1 :] == one.shape[:dim] + one.shape[dim + 1 :] for shape in shapes)
         for dim in range(len(one.shape))

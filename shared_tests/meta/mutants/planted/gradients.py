@@ -45,4 +45,15 @@ GRADIENTS = (
             "test_what_is_kept_is_what_would_be_gathered_again",
         ),
     ),
+    *plant(
+        "diff",
+        "shardiff.diff.alignment",
+        "tool/test_diff_partitioner",
+        (
+            "activations that add up to gradients of another phase",
+            'return sense.same_phase or a.moves == b.moves or "activation" not in (a.moves, b.moves)',
+            "return True",
+            "test_activations_of_one_phase_are_no_gradients_of_another_whose_sizes_add_up",
+        ),
+    ),
 )

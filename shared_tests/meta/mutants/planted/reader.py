@@ -140,4 +140,15 @@ READER = (
             "test_what_is_wrong_is_said_with_its_line",
         ),
     ),
+    *plant(
+        "reader",
+        "shardiff.hlo.operands",
+        "tool/test_hlo_program",
+        (
+            "what a fusion joins is not followed out of it",
+            "made = None if one.op_name else source(program, where, one.name)",
+            "made = None",
+            "test_a_collective_without_a_name_is_told_by_what_made_its_operand",
+        ),
+    ),
 )
