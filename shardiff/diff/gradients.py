@@ -173,13 +173,22 @@ def completed(
             some = frozenset((first, *more))
             for parts in (1, size):
                 here = pool.get((some, base.elements // parts), []) if base.elements % (parts * UNIT) == 0 else []
-                if (atom := next((a for a in here if fits(base, a, parts)), None)) is None:
+                fitting = [a for a in here if fits(base, a, parts)]
+                if not fitting:
                     continue
+                atom = next((a for a in fitting if is_slice(base, a, parts)), fitting[0])
                 here.remove(atom)
                 if (after := completed(base, rest - some, pool, size)) is not None:
                     return [(atom, some), *after]
                 here.append(atom)
     return None
+
+
+def is_slice(base: Atom, atom: Atom, parts: int) -> bool:
+    """Whether this is one of so many parts along the first dim, as sums are usually scattered."""
+    if base.shape is None or atom.shape is None or not base.shape or not atom.shape:
+        return False
+    return base.shape[0] == atom.shape[0] * parts and base.shape[1:] == atom.shape[1:]
 
 
 def fits(base: Atom, atom: Atom, parts: int) -> bool:

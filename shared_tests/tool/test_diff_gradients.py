@@ -162,3 +162,13 @@ def test_what_goes_around_a_ring_does_so_in_the_bubble_too():
         assert unexplained(align([*written, *ONWARD], [*wrong, *ONWARD])) > 0
     assert unexplained(align(written, ticks)) > 0  # no pipeline
     assert unexplained(align([*written, rec("all_reduce", 4)], [*ticks, rec("all_reduce", 4)])) > 0
+
+
+def test_the_slice_of_one_tensor_is_not_taken_for_a_slice_of_another():
+    """Half of (8, 4) is also half of (4, 8), along the other dim."""
+    left = [gradient("reduce_scatter", 4 * 64, FSDP), *[gradient("all_reduce", 4 * 32, CP)] * 2]
+    scattered = [sums(FSDP, shape, op="reduce_scatter") for shape in ((4, 8), (8, 4))]
+    slices = [sums(CP, shape) for shape in ((4, 4), (2, 8))]
+    rows = align(left, [*scattered, *slices])
+    assert unexplained(rows) == 0 and any("scattered_before_reduced" in row.rules for row in rows)
+    assert unexplained(align(left, [*scattered, slices[0], sums(CP, (16, 1))])) > 0

@@ -22,6 +22,12 @@ GRADIENTS = (
             "test_a_tensor_that_is_not_summed_once_over_every_axis_is_not_explained",
         ),
         (
+            "a slice of the first tensor that has one of that size",
+            "next((a for a in fitting if is_slice(base, a, parts)), fitting[0])",
+            "fitting[0]",
+            "test_the_slice_of_one_tensor_is_not_taken_for_a_slice_of_another",
+        ),
+        (
             "tensors of a pipeline counted once",
             "(1, ticks))",
             "(1, ticks, 5))",
