@@ -1,8 +1,8 @@
 """Every strategy, the documented pairs, all triples, and meshes of 1,024 chips: rows of the diff that no rule explains.
 
 `python -m shared_tests.proof.sweep [TARGET...]` (make long) compiles all of them, alone and combined, for each target,
-and prints a line for each with its count of unexplained rows, which should be 0. Two slices of it at once take three
-quarters of an hour on 2 cores; a target and a number of axes (`cpu:8 3`) are such a slice.
+and prints a line for each with its count of unexplained rows, which should be 0. Two slices of it at once take half
+an hour on 2 cores; a target and a number of axes (`cpu:8 3`) are such a slice.
 """
 
 from __future__ import annotations
