@@ -191,8 +191,8 @@ def sums(found: Match, sense: Sense, rewrite: Rewrite | None = None) -> None:
                 continue
             if asked[:-1] not in cache:
                 alike = groups[kind].values()
-                fit = (some for some in alike if same_work(some[0], one) and same_ranks(some[0], one))
-                fit = (some for some in fit if _may_move(some[0], one, sense))
+                same = (some for some in alike if same_work(some[0], one) and same_ranks(some[0], one))
+                fit = (some for some in same if _may_move(some[0], one, sense))
                 if not sense.same_phase and one.op == "all_gather":  # what moved to another phase is known to be that
                     fit = (some for some in fit if some[0].moves == one.moves)
                 several = sorted((m for some in fit for m in some if m.left), key=lambda m: (m.index, m.part))

@@ -186,7 +186,7 @@ def completed(
 
 def is_slice(base: Atom, atom: Atom, parts: int) -> bool:
     """Whether this is one of so many parts along the first dim, as sums are usually scattered."""
-    if base.shape is None or atom.shape is None or not base.shape or not atom.shape:
+    if not base.shape or not atom.shape:
         return False
     return base.shape[0] == atom.shape[0] * parts and base.shape[1:] == atom.shape[1:]
 

@@ -77,11 +77,6 @@ def origin(program: Program, flow: Flow, computation: str, name: str) -> tuple[s
     return computation, name
 
 
-def maker(program: Program, flow: Flow, computation: str, name: str) -> Instruction | None:
-    """What made an operand's data, unchanged since but for its type and layout; as far as that can be followed."""
-    return find(program, *origin(program, flow, computation, name))
-
-
 def is_slice_in_zeros(program: Program, computation: str, name: str) -> bool:
     """Whether an operand is zeros but for a slice that each rank writes into them: a sum of such operands gathers."""
     made = source(program, (computation, ()), name)
@@ -199,5 +194,6 @@ def op_name_of(
     calls = flow.callers.get(computation, [])
     if len(calls) == 1 and calls[0].site.op_name:
         return calls[0].site.op_name
-    made = maker(program, flow, computation, site.operands[0]) if len(site.operands) == 1 else None
+    one = len(site.operands) == 1
+    made = find(program, *origin(program, flow, computation, site.operands[0])) if one else None
     return made.op_name if made else ""

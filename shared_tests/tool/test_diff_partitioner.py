@@ -58,7 +58,7 @@ def test_a_sum_may_be_taken_before_a_linear_operation():
 
 
 def test_one_product_is_not_several_tensors_whose_sizes_add_up():
-    """All tokens' slots at the experts are twice the tokens: two sums of tokens are no one sum of slots."""
+    """With two slots for every token, a sum over the slots is as large as two over the tokens, and stands for one."""
     sums = [rec("reduce_scatter", 64, shape=(1, 4, 4), moves="activation") for _ in range(2)]
     early = [replace(derived(rec("all_reduce", 128)), shape=(2, 2, 2, 4)) for _ in range(2)]
     rows = align(sums, early)
